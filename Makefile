@@ -1,0 +1,36 @@
+# Everything runs in .venv, which needs only python3 and (for the native kernel) a C compiler.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-all check bench install clean
+
+demo: $(STAMP)
+	$(BIN)/firstdrift demo
+
+test: $(STAMP)
+	$(BIN)/pytest -n auto -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/pytest -n auto
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_docs.py
+
+bench: $(STAMP)
+	$(BIN)/python bench/run.py
+
+install: $(STAMP)
+
+# torch comes first and by its exact pin, so that nothing later pulls another build of it.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/firstdrift/_kernels/*.[ch])
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --constraint constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build demo-traces src/*.egg-info src/firstdrift/_kernels/*.so

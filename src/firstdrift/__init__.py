@@ -1,0 +1,75 @@
+"""Find the first tensor where two implementations of a neural network part, and say why.
+
+Names are resolved on first use, so that `import firstdrift` costs numpy and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as _numpy  # noqa: F401  (the one thing everything here needs)
+
+from ._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from . import aprt as aprt
+    from .aprt import maybe_save as maybe_save
+    from .aprt import output_path as output_path
+    from .aprt import read_stage_file as read_stage_file
+    from .aprt import write_stage_file as write_stage_file
+    from .errors import FirstdriftError as FirstdriftError
+    from .errors import FormatError as FormatError
+    from .errors import NotATraceError as NotATraceError
+    from .errors import SelectionError as SelectionError
+    from .errors import SiteError as SiteError
+    from .errors import StageError as StageError
+    from .errors import StorageError as StorageError
+    from .errors import TraceExistsError as TraceExistsError
+    from .errors import TraceInUseError as TraceInUseError
+    from .errors import VersionError as VersionError
+    from .opening import open_trace as open_trace
+    from .records import Record as Record
+    from .sites import Site as Site
+    from .stages import SavePlan as SavePlan
+    from .store.writer import Writer as Writer
+    from .traces import Trace as Trace
+
+_HOME = {
+    "FirstdriftError": "errors",
+    "FormatError": "errors",
+    "NotATraceError": "errors",
+    "Record": "records",
+    "SavePlan": "stages",
+    "SelectionError": "errors",
+    "Site": "sites",
+    "SiteError": "errors",
+    "StageError": "errors",
+    "StorageError": "errors",
+    "Trace": "traces",
+    "TraceExistsError": "errors",
+    "TraceInUseError": "errors",
+    "VersionError": "errors",
+    "Writer": "store.writer",
+    "maybe_save": "aprt",
+    "open_trace": "opening",
+    "output_path": "aprt",
+    "read_stage_file": "aprt",
+    "write_stage_file": "aprt",
+}
+
+__all__ = sorted([*_HOME, "__version__", "aprt"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aprt":
+        return import_module(".aprt", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module 'firstdrift' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,148 @@
+"""APRT stage files: a 12-byte header and float32 values, one file a stage.
+
+    offset 0  "APRT"   4  u32 layer (0xFFFFFFFF = whole model)   8  u32 number of values   12  f32 values
+
+The stage is known only from the file name. Bits are kept: NaN payloads, infinities and signs.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .atomic import replacing
+from .errors import FormatError, SiteError, storage
+from .sites import check_name
+from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan
+
+MAGIC = b"APRT"
+WHOLE_MODEL_LAYER = 0xFFFFFFFF
+HEADER_BYTES = 12
+MAX_VALUES = 0xFFFFFFFF
+
+_LAYOUT = struct.Struct("<4sII")
+_WRITABLE = "choose a directory that you may write, with room for it"
+
+
+class StageHeader(NamedTuple):
+    """The header of a stage file."""
+
+    layer: int
+    dim_product: int
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether the file belongs to no layer."""
+        return self.layer == WHOLE_MODEL_LAYER
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of the whole file."""
+        return HEADER_BYTES + 4 * self.dim_product
+
+    def to_bytes(self) -> bytes:
+        """The header as it stands in the file."""
+        return _LAYOUT.pack(MAGIC, self.layer, self.dim_product)
+
+    @classmethod
+    def parse(cls, data: bytes, place: str = "APRT header") -> StageHeader:
+        """Read a header from the first 12 bytes of `data`; what follows is not looked at."""
+        if len(data) < HEADER_BYTES:
+            raise FormatError(f"{place}: truncated, {len(data)} bytes of a {HEADER_BYTES}-byte header; write it again")
+        magic, layer, dim_product = _LAYOUT.unpack_from(data)
+        if magic != MAGIC:
+            raise FormatError(f"{place}: bad magic {magic!r}, expected {MAGIC!r}; this is not an APRT stage file")
+        return cls(layer, dim_product)
+
+
+def output_path(directory: str | os.PathLike[str], layer: int, stage: str) -> Path:
+    """Where a stage of a layer lies: `layer-N/<stage>.bin`, or `<stage>.bin` for the whole model."""
+    check_name(stage, "stage")
+    if not stage or stage != Path(stage).name or "\\" in stage or "\0" in stage:
+        raise SiteError(f"stage {stage!r} is not a plain file name; give one without slashes")
+    if type(layer) is not int or not (0 <= layer <= MAX_LAYER or layer == WHOLE_MODEL_LAYER):
+        raise SiteError(f"layer {layer!r} is not a whole number from 0 to {MAX_LAYER}; give one")
+    root = Path(directory)
+    return root / f"{stage}.bin" if layer == WHOLE_MODEL_LAYER else root / f"layer-{layer}" / f"{stage}.bin"
+
+
+def write_stage_file(directory: str | os.PathLike[str], layer: int, stage: str, values: Any) -> Path:
+    """Write one stage by name, used as it is given, and return the path. An existing file is replaced."""
+    path = output_path(directory, layer, stage)
+    flat = np.ascontiguousarray(_as_float32(values, path), "<f4").reshape(-1)
+    if flat.size > MAX_VALUES:
+        raise SiteError(f"{path}: {flat.size} values are more than the header can count ({MAX_VALUES}); split them")
+    with storage(path, "write the stage file", _WRITABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(StageHeader(layer, flat.size).to_bytes())
+            file.write(flat.data)
+    return path
+
+
+def _as_float32(values: Any, path: Path) -> NDArray[np.float32]:
+    """Plain lists are rounded, as a literal would be; arrays of another type only where nothing is lost."""
+    if not hasattr(values, "dtype"):
+        return np.asarray(values, np.float32)
+    array = np.asarray(values)
+    if array.dtype == np.float32 or array.dtype.newbyteorder("=") == np.float32:
+        return array
+    with np.errstate(all="ignore"):
+        narrowed = array.astype(np.float32) if array.dtype.kind in "fiu" else None
+        if narrowed is None or not np.all((narrowed == array) | ((narrowed != narrowed) & (array != array))):
+            raise SiteError(
+                f"{path}: APRT holds float32, and these {array.dtype} values do not fit; convert them first"
+            )
+    return narrowed
+
+
+def save_stage(directory: str | os.PathLike[str], stage: str, layer: int, values: Any) -> None:
+    """Write one canonical stage; whole-model stages go to the root whatever the layer."""
+    write_stage_file(directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage, values)
+
+
+def maybe_save(plan: SavePlan | None, stage: str, layer: int, values: Any) -> None:
+    """Write the stage if there is a plan and the plan selects it."""
+    if plan is not None and plan.should_save(stage, layer):
+        save_stage(plan.directory, stage, layer, values)
+
+
+def stage_path(plan: SavePlan, stage: str, layer: int) -> Path:
+    """Where a plan puts a stage."""
+    return output_path(plan.directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage)
+
+
+def read_header(path: str | os.PathLike[str]) -> StageHeader:
+    """The header of a stage file, checked against the size of the file before anything is allocated."""
+    with storage(path, "read the stage file", "check the path"), open(path, "rb") as file:
+        header = StageHeader.parse(file.read(HEADER_BYTES), os.fspath(path))
+        size = os.fstat(file.fileno()).st_size
+    if size != header.total_size:
+        raise FormatError(
+            f"{path}: the header counts {header.dim_product} values, which takes {header.total_size} bytes, "
+            f"but the file has {size}; write it again"
+        )
+    return header
+
+
+def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[np.float32]]:
+    """The header and the values of a stage file."""
+    header = read_header(path)
+    values = np.fromfile(path, "<f4", count=header.dim_product, offset=HEADER_BYTES)
+    if values.size != header.dim_product:
+        raise FormatError(f"{path}: {header.dim_product} values expected, {values.size} read; it changed while reading")
+    return header, values
+
+
+def is_stage_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the first four bytes can be read and are the magic."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False

@@ -1,0 +1,64 @@
+"""`firstdrift`: the group of commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+
+import click
+
+from .._version import __version__
+from ..errors import FirstdriftError
+
+COMMANDS = {"demo": "demo", "export": "export", "show": "show"}
+
+COULD_NOT_TELL = 2
+INTERNAL_ERROR = 3
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is asked for, and turns exceptions into one sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f".{COMMANDS[cmd_name]}", __package__).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except FirstdriftError as error:
+            self._report(ctx, f"firstdrift: {error}")
+            ctx.exit(COULD_NOT_TELL)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own way out
+        except KeyboardInterrupt:
+            raise click.Abort from None
+        except Exception as error:
+            self._report(ctx, f"firstdrift: internal error, {type(error).__name__}: {error}; --debug shows where")
+            ctx.exit(INTERNAL_ERROR)
+
+    def _report(self, ctx: click.Context, sentence: str) -> None:
+        if ctx.meta.get("firstdrift.debug"):
+            traceback.print_exc()
+        click.echo(sentence, err=True)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="firstdrift")
+def cli() -> None:
+    """Find the first tensor where two implementations of a neural network part, and say why.
+
+    Exit codes: 0 same, noise or flip; 1 drift; 2 could not tell; 3 internal error.
+    """
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(cli.main(standalone_mode=True))

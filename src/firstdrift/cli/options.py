@@ -1,0 +1,64 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ..strict_json import Json, plain
+
+SHOW_PROGRESS_FROM = 64 << 20  # bytes; less than this is done before a bar could be read
+
+
+def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().meta["firstdrift.debug"] = True
+
+
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+format_option = click.option("--format", "format", help="The trace's format, where a directory could be two.")
+order_option = click.option("--order", metavar="FILE", help="Probe list of npy steps, one a line in forward order.")
+only_option = click.option("--only", multiple=True, metavar="GLOB", help="Only names that match; may be repeated.")
+phase_option = click.option("--phase", multiple=True, metavar="GLOB", help="Only phases that match; may be repeated.")
+
+
+def print_json(value: Json) -> None:
+    """One strict JSON object, readable by people too."""
+    import json
+
+    click.echo(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def sizes(nbytes: int) -> str:
+    """Bytes for people."""
+    amount = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with every number of bytes done; draws a bar on a terminal when there is much to do."""
+    if total < SHOW_PROGRESS_FROM or not sys.stderr.isatty():
+        yield lambda nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)

@@ -1,0 +1,166 @@
+"""`firstdrift show`: list a trace, or look at one of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import (
+    debug_option,
+    format_option,
+    json_option,
+    only_option,
+    order_option,
+    phase_option,
+    print_json,
+    progress,
+    sizes,
+)
+
+if TYPE_CHECKING:
+    from ..records import Record
+    from ..strict_json import Json
+    from ..traces import Trace
+
+SCHEMA = "firstdrift-show-v1"
+HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of", "rank", "ranks")
+
+
+@click.command("show")
+@click.argument("trace", metavar="TRACE")
+@click.argument("name", required=False)
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values to print of a tensor.")
+@click.option("--verify", is_flag=True, help="Read every byte and compare the checksums.")
+@only_option
+@phase_option
+@order_option
+@format_option
+@json_option
+@debug_option
+def command(
+    trace: str, name: str | None, limit: int, verify: bool, only: tuple[str, ...], phase: tuple[str, ...],
+    order: str | None, format: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """List the sites of TRACE in causal order; with NAME (or a glob), show those tensors.
+
+    \b
+    firstdrift show run/
+    firstdrift show run/ layers.3.attn --phase fwd
+    """
+    from ..opening import open_trace
+
+    opened = open_trace(trace, format=format, order=order)
+    if verify:
+        from ..store.reader import verify as compare_checksums
+
+        with progress("verifying", opened.nbytes) as advance:
+            opened = opened.with_problems(compare_checksums(opened, advance))
+    if only or phase:
+        opened = opened.select(only, phase)
+    chosen = opened.records if name is None else _matching(opened, name)
+    if as_json:
+        sites = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
+        print_json(_trace_json(opened) | {"sites": sites})
+    elif name is None:
+        click.echo(listing(opened))
+    else:
+        click.echo("\n".join(tensor_text(opened, record, limit) for record in chosen))
+    if not opened.complete:
+        click.get_current_context().exit(2)
+
+
+def listing(trace: Trace) -> str:
+    """A summary, then one line a site; plain strings, because a row must cost a microsecond."""
+    places = [_place(record) for record in trace.records]
+    width = max(map(len, places), default=0)
+    rows = [
+        f"{record.site.step:>5} {record.site.phase:<12} {place:<{width}}  {_what(record)}"
+        for record, place in zip(trace.records, places, strict=True)
+    ]
+    return "\n".join([*_summary(trace), f" step phase        {'site':<{width}}  tensor", *rows])
+
+
+def tensor_text(trace: Trace, record: Record, limit: int) -> str:
+    """One site in full: what the trace says of it, its statistics, its values."""
+    import numpy as np
+
+    from .._kernels import stats
+
+    said = [f"  {key}: {item}" for key, item in record.details.items() if key not in ("stats", "absent")]
+    lines = [f"{record.site}: {_what(record)}", *said]
+    if record.stats is not None:
+        lines.append("  recorded statistics: " + "  ".join(f"{key} {item}" for key, item in record.stats.items()))
+    if record.at is None:
+        return "\n".join(lines)
+    array = trace.array(record)
+    numbers = asdict(stats(array))
+    lines.append("  " + "  ".join(f"{key} {_number(item)}" for key, item in numbers.items()))
+    values = np.array2string(array, threshold=limit, edgeitems=max(1, min(3, limit // 2)), max_line_width=78)
+    return "\n".join([*lines, *(f"  {line}" for line in values.split("\n"))])
+
+
+def _matching(trace: Trace, name: str) -> list[Record]:
+    from ..errors import SelectionError
+
+    found = [r for r in trace.records if r.site.name == name or _place(r) == name] or [
+        r for r in trace.records if fnmatchcase(r.site.name, name)
+    ]
+    if not found:
+        near = [r.site.name for r in trace.records if name.lower() in r.site.name.lower()]
+        hint = f"; near it: {', '.join(dict.fromkeys(near[:3]))}" if near else "; list it without a name to see them"
+        raise SelectionError(f"{trace.path}: nothing is named {name!r}{hint}")
+    return found
+
+
+def _summary(trace: Trace) -> list[str]:
+    state = "complete" if trace.complete else "NOT COMPLETE"
+    said = [f"{key} {trace.header[key]}" for key in HEADER_SHOWN if trace.header.get(key) not in (None, {}, "")]
+    return [
+        f"{trace.path}: {trace.format}, {len(trace)} sites, {sizes(trace.nbytes)}, {state}",
+        *([f"  {', '.join(said)}"] if said else []),
+        *(f"  problem: {problem}" for problem in trace.problems),
+        *(f"  note: {note}" for note in trace.notes),
+    ]
+
+
+def _place(record: Record) -> str:
+    _, _, name, port, call, sample = record.site
+    return f"{name}:{port}" + (f" call {call}" if call else "") + ("" if sample is None else f" sample {sample}")
+
+
+def _what(record: Record) -> str:
+    if record.absent is not None:
+        return f"absent: {record.absent}"
+    text = f"{record.dtype}{list(record.shape or ())}"
+    return text if record.at is not None else f"{text} statistics only"
+
+
+def _number(value: Json) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _trace_json(trace: Trace) -> dict[str, Json]:
+    return {
+        "schema": SCHEMA,
+        "path": str(trace.path),
+        "format": trace.format,
+        "complete": trace.complete,
+        "problems": list(trace.problems),
+        "notes": list(trace.notes),
+        "header": dict(trace.header),
+    }
+
+
+def _tensor_json(trace: Trace, record: Record, limit: int) -> dict[str, Json]:
+    from .._kernels import stats
+
+    said = record.to_json()
+    if record.at is None:
+        return said
+    array = trace.array(record)
+    first = array.reshape(-1)[:limit] if array.flags.c_contiguous else array.flatten()[:limit]
+    values = [[v.real, v.imag] for v in first.tolist()] if first.dtype.kind == "c" else first.tolist()
+    return said | {"measured": asdict(stats(array)), "values": values}

@@ -1,0 +1,73 @@
+"""The exceptions of firstdrift. Each one also inherits the builtin a caller would expect.
+
+    FirstdriftError
+    ├── FormatError       (ValueError)       a file is damaged, or not what it claims to be
+    │   └── VersionError                     written by a newer major version of the format
+    ├── NotATraceError    (ValueError)       nothing at this path is in a format we know
+    ├── SiteError         (ValueError)       a name, phase, number or duplicate that no trace may hold
+    │   └── StageError                       a stage name, list or range that cannot be understood
+    ├── SelectionError    (LookupError)      a name or pattern that matches nothing
+    ├── TraceExistsError  (FileExistsError)  something is there already and overwriting was not asked for
+    ├── TraceInUseError   (OSError)          another writer holds the trace
+    └── StorageError      (OSError)          the disk, the permissions or the file system said no
+
+A message is one sentence: the place, both values, the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
+
+class FirstdriftError(Exception):
+    """Base of every error that firstdrift raises on purpose."""
+
+
+class FormatError(FirstdriftError, ValueError):
+    """A file is damaged, or not what it claims to be."""
+
+
+class VersionError(FormatError):
+    """A file was written by a newer major version of the format."""
+
+
+class NotATraceError(FirstdriftError, ValueError):
+    """Nothing at this path is in a format we know."""
+
+
+class SiteError(FirstdriftError, ValueError):
+    """A name, phase, number or duplicate that no trace may hold."""
+
+
+class StageError(SiteError):
+    """A stage name, list or range that cannot be understood."""
+
+
+class SelectionError(FirstdriftError, LookupError):
+    """A name or pattern that matches nothing."""
+
+
+class TraceExistsError(FirstdriftError, FileExistsError):
+    """Something is there already and overwriting was not asked for."""
+
+
+class TraceInUseError(FirstdriftError, OSError):
+    """Another writer holds the trace."""
+
+
+class StorageError(FirstdriftError, OSError):
+    """The disk, the permissions or the file system said no."""
+
+
+@contextmanager
+def storage(path: str | PathLike[str], action: str, next_step: str) -> Iterator[None]:
+    """Turn the operating system's refusal about `path` into one sentence of ours."""
+    try:
+        yield
+    except FirstdriftError:
+        raise
+    except OSError as error:
+        where = error.filename or path
+        raise StorageError(f"{where}: cannot {action} ({error.strerror or error}); {next_step}") from error

@@ -1,0 +1,48 @@
+"""The trace directory as one of the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..store.reader import NAME, read, recognise
+from ..store.writer import Writer
+from ..traces import Trace
+
+__all__ = ["NAME", "read", "recognise", "write"]
+
+_SET_BY_WRITER = frozenset({"format", "version", "rank", "ranks"})
+
+
+def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
+    """Write any trace as a trace directory, with checksums where the source had them."""
+    checksum = any("crc32" in record.details for record in trace.lines)
+    header = {key: item for key, item in trace.header.items() if key not in _SET_BY_WRITER}
+    with Writer(path, overwrite=overwrite, checksum=checksum, **header) as writer:
+        for record in trace.lines:
+            step, phase, name, port, call, sample = record.site
+            place: dict[str, Any] = {"port": port, "step": step, "call": call, "sample": sample}
+            details = {
+                key: item for key, item in record.details.items() if key not in ("crc32", "stats", "absent", "from")
+            }
+            details["producers"] = record.producers
+            if record.absent is not None:
+                writer.put_absent(name, phase, record.absent, **place, **details)
+            elif record.at is None:
+                assert record.dtype is not None
+                assert record.shape is not None
+                writer.put_stats(
+                    name,
+                    phase,
+                    record.details.get("stats", {}),
+                    dtype=record.dtype,
+                    shape=record.shape,
+                    **place,
+                    **details,
+                )
+            else:
+                stats = record.details.get("stats")
+                writer.put(name, phase, trace.array(record), **place, stats=stats, **details)
+            advance(record.nbytes)
+    return []

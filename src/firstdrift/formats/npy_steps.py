@@ -1,0 +1,225 @@
+"""npy step directories: `stepNNN/<probe>.<phase>[.<port>][.sNNN].npy`, as training harnesses in C dump them.
+
+Forward order comes from `probes.txt` (one probe a line) in the step directory or beside it, or from a file
+given as `order`; failing that it is inferred from the names, and the trace says so. File times are not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as numpy_format
+
+from ..atomic import replacing
+from ..causality import forward_names
+from ..dtypes import ML_NAMES
+from ..errors import FormatError, SiteError, TraceExistsError, storage
+from ..records import Record
+from ..sites import PHASE_RANK, Site, check_site, default_port
+from ..traces import Array, Trace
+from .keys import PHASE_ALIASES
+from .npy import NpyHeader, read_npy_header
+from .probe_order import infer_order
+
+NAME = "npy"
+PROBES = "probes.txt"
+LOSS = "loss"  # the probe of the loss gradient; it needs no line in the manifest
+MAX_MANIFEST = 16 << 20
+_STEP = re.compile(r"step(\d{1,18})")
+_SAMPLE = re.compile(r"s(\d{1,18})")
+_TAG_OF = {phase: tag for tag, phase in PHASE_ALIASES.items()}
+_READABLE = "check that it exists and that you may read it"
+
+
+def recognise(path: Path) -> bool:
+    """Whether a directory holds npy files, or step directories that do."""
+    return path.is_dir() and (any(path.glob("*.npy")) or any(any(d.glob("*.npy")) for _, d in _step_directories(path)))
+
+
+def read(path: Path, order: Path | None = None) -> Trace:
+    """Open one step directory, or a directory of them."""
+    with storage(path, "read the npy files", _READABLE):
+        steps = _step_directories(path) or [(_step_number(path), path)]
+        found = [(_site(file, step), file) for step, directory in steps for file in directory.glob("*.npy")]
+        found.sort(key=lambda pair: (pair[0].port != "weight", pair[0].port, pair[1]))  # a weight before its bias
+        sites, files = [site for site, _ in found], [file for _, file in found]
+        headers = [_header(file) for file in files]
+        probes, notes = _forward_probes(path, steps, order, sites, headers)
+    rank = {probe: number for number, probe in enumerate(probes)}
+    lines, special = [], {}
+    for number, (site, header) in enumerate(zip(sites, headers, strict=True)):
+        place = (number, header.offset, header.nbytes)
+        lines.append(Record(site, header.dtype, header.shape, place, {"order": rank.get(site.name, len(rank))}))
+        if not header.is_plain and header.nbytes:
+            special[site] = _mapper(files[number], header)
+    _refuse_duplicates(lines, files)
+    recorded = {site.name for site in sites}
+    problems = [f"probe {probe!r} is in {PROBES} but has no file" for probe in probes if probe not in recorded]
+    header_keys = {"probes": probes}
+    return Trace(
+        path, NAME, lines, files.__getitem__, header=header_keys, problems=problems, notes=notes, special=special
+    )
+
+
+def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
+    """Write a trace as step directories with a manifest. Returns what had to change on the way."""
+    names = {record.site: _file_name(record) for record in trace.lines if record.at is not None}
+    probes = [name for name in forward_names(trace.lines) if name != LOSS]
+    if path.exists() and not overwrite and any(path.iterdir()):
+        raise TraceExistsError(f"{path}: is not empty; choose another path, or overwrite (--force)")
+    widened = 0
+    with storage(path, "write the npy files", "choose a directory that you may write, with room for it"):
+        for stale in [file for _, directory in _step_directories(path) for file in directory.glob("*.npy")]:
+            stale.unlink()  # samples of an earlier, larger run must not linger
+        for record in trace.records:
+            if record.at is None:
+                continue
+            directory = path / f"step{record.site.step:03d}"
+            directory.mkdir(parents=True, exist_ok=True)
+            array = trace.array(record)
+            if record.dtype in ML_NAMES:
+                array, widened = _widen(array), widened + 1
+            with replacing(directory / names[record.site]) as file:
+                numpy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
+            advance(record.nbytes)
+        with replacing(path / PROBES) as file:
+            file.write("".join(f"{probe}\n" for probe in probes).encode())
+    left = sum(record.at is None for record in trace.lines)
+    return [
+        *([f"{widened} tensors were widened to float32, exactly: npy has no bfloat16 or float8"] if widened else []),
+        *([f"{left} sites without values were left out: npy can only hold tensors"] if left else []),
+    ]
+
+
+def check_same_probes(reference: Trace, candidate: Trace) -> None:
+    """Two npy traces are comparable only when they were made from one probe list."""
+    ours, theirs = reference.header.get("probes"), candidate.header.get("probes")
+    if ours is None or theirs is None or ours == theirs:
+        return
+    only = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    what = (
+        f"{reference.path} alone has {only[0]}, {candidate.path} alone has {only[1]}"
+        if any(only)
+        else f"they stand in another order in {reference.path} than in {candidate.path}"
+    )
+    raise FormatError(f"the probe lists differ: {what}; make both sides from one {PROBES}")
+
+
+def _step_directories(path: Path) -> list[tuple[int, Path]]:
+    if not path.is_dir():
+        return []
+    found = [(int(m[1]), entry) for entry in path.iterdir() if (m := _STEP.fullmatch(entry.name)) and entry.is_dir()]
+    return sorted(found)
+
+
+def _step_number(path: Path) -> int:
+    match = _STEP.fullmatch(path.resolve().name)
+    return int(match[1]) if match else 0
+
+
+def _site(file: Path, step: int) -> Site:
+    """`<probe>.<phase>[.<port>][.sNNN].npy`; the probe is everything before the first dot."""
+    probe, *rest = file.name.removesuffix(".npy").split(".")
+    phase = PHASE_ALIASES.get(rest[0], rest[0]) if rest else ""
+    if phase not in PHASE_RANK or not probe:
+        known = ", ".join([*PHASE_RANK, *PHASE_ALIASES])
+        raise FormatError(
+            f"{file}: after the probe (a name without dots) {(rest or [''])[0]!r} is not a phase; use one of {known}"
+        )
+    sample = None
+    if len(rest) > 1 and (match := _SAMPLE.fullmatch(rest[-1])):
+        sample = int(match[1])
+        rest.pop()
+    return check_site(Site(step, phase, probe, ".".join(rest[1:]) or default_port(phase), 0, sample))
+
+
+def _header(file: Path) -> NpyHeader:
+    with open(file, "rb") as stream:
+        return read_npy_header(stream, file.stat().st_size, str(file))
+
+
+def _mapper(file: Path, header: NpyHeader) -> Callable[[], Array]:
+    """Fortran order and big-endian bytes are mapped as they are: another stride, another byte order."""
+    return lambda: np.memmap(
+        file, header.stored, "r", header.offset, header.shape, order="F" if header.fortran else "C"
+    )
+
+
+def _forward_probes(
+    path: Path, steps: list[tuple[int, Path]], order: Path | None, sites: list[Site], headers: list[NpyHeader]
+) -> tuple[list[str], list[str]]:
+    """The probes in forward order, and a note when that order is a guess."""
+    recorded = {site.name for site in sites} - {LOSS}
+    beside = [directory / PROBES for _, directory in steps] + [path / PROBES, path.parent / PROBES]
+    manifests = [order] if order else [file for file in dict.fromkeys(beside) if file.is_file()]
+    if manifests:
+        probes = _read_manifest(manifests[0])
+        for other in manifests[1:]:
+            if _read_manifest(other) != probes:
+                raise FormatError(f"{manifests[0]} and {other}: list different probes; keep one of them")
+        unknown = sorted(recorded - set(probes))
+        if unknown:
+            raise FormatError(f"{manifests[0]}: does not list {', '.join(unknown)}, recorded in {path}; add them")
+        return probes, []
+    lengths = {
+        site.name: header.shape[-1] for site, header in zip(sites, headers, strict=True)
+        if site.phase == "fwd" and header.shape
+    }  # fmt: skip
+    return infer_order(recorded, lengths), [f"forward order was inferred from names; put a {PROBES} beside the steps"]
+
+
+def _read_manifest(file: Path) -> list[str]:
+    with storage(file, "read the probe list", _READABLE):
+        if file.stat().st_size > MAX_MANIFEST:
+            raise FormatError(f"{file}: {file.stat().st_size} bytes are no probe list; one probe a line is expected")
+        try:
+            lines = file.read_bytes().decode("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{file}: is not UTF-8 at byte {error.start}; save it as plain text") from None
+    probes = [line.strip() for line in lines if line.strip()]
+    for probe in probes:
+        _check_probe(probe, str(file))
+    repeated = (
+        next((probe for probe in probes if probes.count(probe) > 1), None) if len(set(probes)) < len(probes) else None
+    )
+    if repeated is not None:
+        raise FormatError(f"{file}: lists {repeated!r} twice; give every probe its own name")
+    return [probe for probe in probes if probe != LOSS]
+
+
+def _check_probe(probe: str, place: str) -> None:
+    if not probe or "." in probe or "/" in probe or "\\" in probe or "\0" in probe:
+        raise SiteError(
+            f"{place}: probe {probe!r} is empty or has a dot or slash, which its file name cannot carry; rename it"
+        )
+
+
+def _file_name(record: Record) -> str:
+    _, phase, name, port, call, sample = record.site
+    _check_probe(name, str(record.site))
+    if call or _SAMPLE.fullmatch(port.rpartition(".")[2]) or "/" in port or "\\" in port:
+        raise SiteError(f"{record.site}: npy step directories cannot say its call or port; export to npz instead")
+    parts = [name, _TAG_OF.get(phase, phase)]
+    if port != default_port(phase) or phase in _TAG_OF:
+        parts.append(port)
+    if sample is not None:
+        parts.append(f"s{sample:03d}")
+    return ".".join(parts) + ".npy"
+
+
+def _widen(array: Array) -> Array:
+    """bfloat16 and float8 as float32: exact, NaN payloads of bfloat16 included."""
+    if array.dtype.name == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def _refuse_duplicates(lines: list[Record], files: list[Path]) -> None:
+    seen: dict[Site, int] = {}
+    for number, record in enumerate(lines):
+        first = seen.setdefault(record.site, number)
+        if first != number:
+            raise FormatError(f"{files[first]} and {files[number].name}: both are {record.site}; remove one")

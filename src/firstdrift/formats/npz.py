@@ -1,0 +1,152 @@
+"""npz archives: a zip of npy files. Stored members are mapped in place, compressed ones are read when asked for."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.lib import format as numpy_format
+
+from ..atomic import replacing_path
+from ..dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
+from ..errors import FirstdriftError, FormatError, TraceExistsError, storage
+from ..records import Record
+from ..sites import check_name
+from ..traces import Array, Trace
+from . import carried
+from .carried import Stored
+from .keys import key_of, site_of
+from .npy import NpyHeader, read_npy_header
+
+NAME = "npz"
+INDEX = "__firstdrift__.json"
+MAX_INDEX_BYTES = 1 << 30
+MAX_DEFLATE_RATIO = 1100  # deflate cannot do better than 1032 to 1; a claim above this is a lie
+_LOCAL_HEADER = 30
+
+
+def recognise(path: Path) -> bool:
+    """Whether a file is a zip archive that is named npz."""
+    return path.suffix == ".npz" and path.is_file()
+
+
+def read(path: Path) -> Trace:
+    """Open an archive; keys of archives that are not ours are read as `firstdrift.formats.keys` says."""
+    with storage(path, "read the archive", "check that it exists and that you may read it"), open(path, "rb") as file:
+        try:
+            return _read(path, file)
+        except FirstdriftError:
+            raise
+        except OSError:
+            raise
+        except Exception as error:  # zipfile raises nine kinds of error on hostile archives; to us they are one
+            raise FormatError(f"{path}: not a readable npz archive ({error}); save it again with numpy") from None
+
+
+def _read(path: Path, file: BinaryIO) -> Trace:
+    size = os.fstat(file.fileno()).st_size
+    stored: dict[str, Stored] = {}
+    special: dict[str, Callable[[], Array]] = {}
+    index: str | None = None
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            place = f"{path}, member {info.filename!r}"
+            _check_claims(info, size, place)
+            if info.filename == INDEX:
+                index = archive.read(info).decode("utf-8")
+                continue
+            if not info.filename.endswith(".npy"):
+                raise FormatError(f"{place}: is not a .npy file; save it again with numpy")
+            key = check_name(info.filename.removesuffix(".npy"), "key")
+            if key in stored:
+                raise FormatError(f"{place}: is there twice; give every array its own name")
+            start = _data_start(file, info, place)
+            with archive.open(info) as member:
+                header = read_npy_header(member, info.file_size, place)  # type: ignore[arg-type]
+            stored[key] = Stored(header.dtype, header.shape, (0, start + header.offset, header.nbytes))
+            if info.compress_type != zipfile.ZIP_STORED or not header.is_plain:
+                special[key] = _reader(path, info.filename, header)
+    if index is not None:
+        said, lines = carried.read_index(index, stored, str(path))
+    else:
+        said = {}
+        lines = [Record(site_of(key, otherwise="fwd"), *held) for key, held in stored.items()]
+    keys = {held.at: key for key, held in stored.items()}
+    by_site = {r.site: _as(special[keys[r.at]], r) for r in lines if r.at in keys and keys[r.at] in special}
+    if len({record.site for record in lines}) < len(lines):
+        raise FormatError(f"{path}: two of its keys mean the same site; rename one")
+    return Trace(path, NAME, lines, lambda number: path, header=said, special=by_site)
+
+
+def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
+    """Write a trace as an uncompressed archive that numpy can load, its index carried along."""
+    if path.exists() and not overwrite:
+        raise TraceExistsError(f"{path}: exists; choose another path, or overwrite (--force)")
+    with storage(path, "write the archive", "choose a place that you may write, with room for it"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_path(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
+            for record in trace.records:
+                if record.at is None:
+                    continue
+                array = trace.array(record)
+                if record.dtype in ML_NAMES:
+                    array = array.view(f"u{ITEMSIZE[record.dtype]}")
+                with archive.open(_member(f"{key_of(record.site)}.npy"), "w", force_zip64=True) as member:
+                    numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                advance(record.nbytes)
+            archive.writestr(_member(INDEX), carried.write_index(trace))
+    return []
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(name)  # dated 1980: equal traces give equal archives
+
+
+def _check_claims(info: zipfile.ZipInfo, size: int, place: str) -> None:
+    if info.flag_bits & 1:
+        raise FormatError(f"{place}: is encrypted; save it without a password")
+    if info.header_offset + info.compress_size > size:
+        raise FormatError(f"{place}: claims {info.compress_size} bytes at {info.header_offset}, the file has {size}")
+    if info.file_size > info.compress_size * MAX_DEFLATE_RATIO + 64:
+        raise FormatError(
+            f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, which is a lie"
+        )
+    if info.filename == INDEX and info.file_size > MAX_INDEX_BYTES:
+        raise FormatError(f"{place}: {info.file_size} bytes are no index; export the trace again")
+
+
+def _data_start(file: BinaryIO, info: zipfile.ZipInfo, place: str) -> int:
+    file.seek(info.header_offset)
+    local = file.read(_LOCAL_HEADER)
+    if len(local) < _LOCAL_HEADER or local[:4] != b"PK\x03\x04":
+        raise FormatError(f"{place}: no local header at byte {info.header_offset}; save it again with numpy")
+    name, extra = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")
+    return info.header_offset + _LOCAL_HEADER + name + extra
+
+
+def _reader(path: Path, member: str, header: NpyHeader) -> Callable[[], Array]:
+    def read_member() -> Array:
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+                file.read(header.offset)
+                data = file.read(header.nbytes)
+        except Exception as error:  # as in `read`: one thing to us
+            raise FormatError(f"{path}, member {member!r}: cannot be read ({error}); save it again") from None
+        if len(data) != header.nbytes:
+            raise FormatError(f"{path}, member {member!r}: {header.nbytes} bytes expected, {len(data)} found")
+        flat = np.frombuffer(data, header.stored)
+        return flat.reshape(header.shape, order="F" if header.fortran else "C")
+
+    return read_member
+
+
+def _as(reader: Callable[[], Array], record: Record) -> Callable[[], Array]:
+    """The member as its record's dtype: bfloat16 and float8 lie there as unsigned integers."""
+    if record.dtype not in ML_NAMES:
+        return reader
+    dtype = numpy_dtype(record.dtype)
+    return lambda: reader().view(dtype)

@@ -1,0 +1,101 @@
+"""One door for every format: `open_trace(path)` finds out what a path is and reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from .errors import NotATraceError, SelectionError, storage
+from .traces import Trace
+
+# Looked up in this order, imported on first need. A trace directory wins over anything else lying in it.
+BUILT_IN = {
+    "trace": "firstdrift.formats.native",
+    "aprt": "firstdrift.formats.aprt_stages",
+    "npy": "firstdrift.formats.npy_steps",
+    "npz": "firstdrift.formats.npz",
+    "safetensors": "firstdrift.formats.safetensors_file",
+}
+ENTRY_POINTS = "firstdrift.formats"
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+class Format(Protocol):
+    """What a format module offers; see `firstdrift.formats`."""
+
+    NAME: str
+
+    def recognise(self, path: Path) -> bool: ...
+
+    def read(self, path: Path) -> Trace: ...
+
+    def write(self, trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]: ...
+
+
+def open_trace(
+    path: str | os.PathLike[str], *, format: str | None = None, order: str | os.PathLike[str] | None = None
+) -> Trace:
+    """Open what a run recorded, in any format.
+
+    `format` settles which one where a directory could be two; `order` names a probe list for npy step
+    directories that have none beside them.
+    """
+    path = Path(path)
+    with storage(path, "open it", "check the path"):
+        path.stat()
+        chosen = load_format(format) if format else _recognise(path)
+    if order is None:
+        return chosen.read(path)
+    if chosen.NAME != "npy":
+        raise SelectionError(
+            f"{path}: is {chosen.NAME}, and a probe order is only read for npy step directories; drop it"
+        )
+    from .formats import npy_steps
+
+    return npy_steps.read(path, Path(order))
+
+
+def load_format(name: str) -> Format:
+    """A format by its name."""
+    if name in BUILT_IN:
+        return import_module(BUILT_IN[name])
+    others = _third_party()
+    if name not in others:
+        raise SelectionError(f"there is no format {name!r}; known are {', '.join([*BUILT_IN, *others])}")
+    return others[name]()
+
+
+def _recognise(path: Path) -> Format:
+    found = []
+    for name in BUILT_IN:
+        format = load_format(name)
+        if format.recognise(path):
+            if name == "trace":
+                return format
+            found.append(format)
+    if not found:
+        found = [format for load in _third_party().values() if (format := load()).recognise(path)]
+    if len(found) > 1:
+        names = " and ".join(format.NAME for format in found)
+        raise NotATraceError(f"{path}: could be {names}; say which with format=... or --format")
+    if not found:
+        raise NotATraceError(_why_not(path))
+    return found[0]
+
+
+def _third_party() -> dict[str, Callable[[], Format]]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _why_not(path: Path) -> str:
+    known = f"a trace directory, APRT stages, npy step directories, npz or safetensors (formats {', '.join(BUILT_IN)})"
+    if path.is_dir():
+        return f"{path}: the directory {'is empty' if not any(path.iterdir()) else 'holds no trace'}; expected {known}"
+    if path.suffix in _PICKLES:
+        return f"{path}: may be a pickle, and pickles are never loaded; save the tensors as safetensors or npz"
+    return f"{path}: not a trace; expected {known}"

@@ -1,0 +1,78 @@
+"""Sites: where and when a tensor was computed, and the phases in causal order."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .errors import SiteError
+
+PHASES = (
+    "input", "weight", "fwd", "loss", "lossgrad", "agrad", "grad", "grad_scaled", "optim", "weight_after",
+)  # fmt: skip
+PHASE_RANK = {phase: rank for rank, phase in enumerate(PHASES)}
+BACKWARD_PHASES = frozenset({"agrad", "grad", "grad_scaled"})
+PARAMETER_PHASES = frozenset({"weight", "grad", "grad_scaled", "weight_after"})
+
+MAX_NAME = 4096
+MAX_INDEX = 2**63 - 1  # of a step, call, sample, order, dimension or offset
+_LEAVES_DIRECTORY = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)")
+
+
+class Site(NamedTuple):
+    """Where and when a tensor was computed; the key of a trace."""
+
+    step: int
+    phase: str
+    name: str
+    port: str
+    call: int = 0
+    sample: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.phase} {self.name or '(root)'}:{self.port} step {self.step}"
+        if self.call:
+            text += f" call {self.call}"
+        return text if self.sample is None else f"{text} sample {self.sample}"
+
+
+def default_port(phase: str) -> str:
+    """The port meant when none is given: a module's one output, or a parameter's `weight`."""
+    return "weight" if phase in PARAMETER_PHASES else "out"
+
+
+def check_name(name: object, what: str = "name") -> str:
+    """Refuse a name that a file system, a terminal or another tool could trip over."""
+    if type(name) is not str:
+        raise SiteError(f"{what} {name!r} is a {type(name).__name__}; give a string")
+    if len(name) > MAX_NAME:
+        raise SiteError(f"{what} {name[:40]!r}... has {len(name)} characters, more than {MAX_NAME}; shorten it")
+    if ".." in name and _LEAVES_DIRECTORY.search(name):
+        raise SiteError(f"{what} {name!r} has a '..' component, which would leave the directory; rename it")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise SiteError(f"{what} {name!r} has a lone surrogate, which is not Unicode text; rename it") from None
+    return name
+
+
+def check_index(value: object, what: str) -> int:
+    """A step, call, sample or order: a whole number from 0 that fits 63 bits."""
+    if type(value) is int and 0 <= value <= MAX_INDEX:
+        return value
+    raise SiteError(f"{what} {value!r} is not a whole number from 0 to {MAX_INDEX}; give one")
+
+
+def check_site(site: Site) -> Site:
+    """Validate every field of a site, and return it."""
+    step, phase, name, port, call, sample = site
+    if not isinstance(phase, str) or phase not in PHASE_RANK:
+        raise SiteError(f"phase {phase!r} is not one of {', '.join(PHASES)}; use one of these")
+    check_name(name)
+    check_name(port, "port")
+    check_index(step, "step")
+    check_index(call, "call")
+    if sample is not None:
+        check_index(sample, "sample")
+    return site

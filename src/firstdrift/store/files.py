@@ -1,0 +1,84 @@
+"""The two files a writer appends to: data, then the index line that makes the data exist."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+from ..errors import TraceInUseError
+from .layout import ALIGNMENT, DATA_FILE_BYTES, INDEX, data_file, data_files
+from .lock import acquire
+
+At = tuple[int, int, int]
+
+
+class AppendFiles:
+    """Unbuffered data files and index of one trace directory, under the writer's lock.
+
+    Every line reaches the operating system before `append` returns, so a killed process loses nothing that was
+    put; only a crash of the machine itself can.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._data: io.FileIO | None = None
+        self._number = -1
+        self._end = 0  # of the open data file
+        self._lines_end = 0  # of the index
+        descriptor = os.open(directory / INDEX, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        self._index = io.FileIO(descriptor, "r+", closefd=True)
+        if not acquire(descriptor):
+            self._index.close()
+            raise TraceInUseError(f"{directory}: another writer has this trace open; wait for it or use another path")
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has written an index here before."""
+        return os.fstat(self._index.fileno()).st_size == 0
+
+    def clear(self) -> None:
+        """Forget an earlier trace: the index first, so that no line ever points at bytes that are not its own."""
+        self._index.truncate(0)
+        for path in data_files(self._directory):
+            path.unlink()  # not truncated: whoever has it mapped keeps the old bytes
+
+    def append(self, data: memoryview) -> At:
+        """Write a tensor's bytes behind those already there."""
+        if self._data is None or self._end >= DATA_FILE_BYTES:
+            self._next_data_file()
+        assert self._data is not None
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        if data.nbytes:
+            self._data.seek(start)
+            _write_all(self._data, data)
+            self._end = start + data.nbytes
+        return self._number, start, data.nbytes
+
+    def append_line(self, line: bytes) -> None:
+        """Write an index line; one that did not fit is taken back whole."""
+        try:
+            _write_all(self._index, memoryview(line))
+        except BaseException:
+            self._index.truncate(self._lines_end)
+            raise
+        self._lines_end += len(line)
+
+    def close(self) -> None:
+        """Close both files, which releases the lock. Safe to call again."""
+        if self._data is not None:
+            self._data.close()
+        self._index.close()
+
+    def _next_data_file(self) -> None:
+        if self._data is not None:
+            self._data.close()
+        self._number += 1
+        self._data = io.FileIO(self._directory / data_file(self._number), "w")
+        self._end = 0
+
+
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    written = file.write(data) or 0
+    while written < data.nbytes:  # a full disk or a signal cuts a write short; so does Linux beyond 2 GiB
+        written += file.write(data[written:]) or 0

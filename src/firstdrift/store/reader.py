@@ -1,0 +1,147 @@
+"""The reader of trace directories: whole when whole, and precise about what is not."""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import FormatError, storage
+from ..records import Record
+from ..sites import Site
+from ..strict_json import Json
+from ..traces import Trace
+from .index import IndexReader
+from .layout import HEADER, INDEX, MAX_HEADER, data_file, parse_header, rank_directories
+from .lock import is_held
+
+NAME = "trace"
+VERIFY_CHUNK = 4 << 20
+
+
+def recognise(path: Path) -> bool:
+    """Whether a path is a trace directory (its header may be missing, its index not yet written)."""
+    return (path / HEADER).is_file() or (path / INDEX).is_file()
+
+
+def read(path: Path) -> Trace:
+    """Open a trace directory. Damage that loses data is an error; what is merely missing becomes a problem."""
+    problems: list[str] = []
+    with _collector_paused(), storage(path, "read the trace", "check that it exists and that you may read it"):
+        header = _read_header(path, problems)
+        lines, finished = _read_index(path, problems)
+        whole = _check_bytes(path, lines, problems)
+        if header.get("rank", 0) == 0:
+            _check_ranks(path, header, problems)
+        trace = Trace(path, NAME, whole, lambda number: path / data_file(number), header=header, problems=problems)
+    # Nobody vouched for an unfinished trace with an end line, so the bytes that carry a checksum are read once.
+    return trace if finished else trace.with_problems(verify(trace))
+
+
+def verify(trace: Trace, advance: Callable[[int], None] = lambda nbytes: None) -> list[str]:
+    """Compare every checksum in the index with the bytes it stands for; one sentence for each that differs."""
+    problems = []
+    for record in trace.records:
+        expected = record.details.get("crc32")
+        if expected is None or record.at is None:
+            continue
+        data = memoryview(trace.array(record).reshape(-1).view("u1")).cast("B") if record.nbytes else memoryview(b"")
+        crc = 0
+        for start in range(0, len(data), VERIFY_CHUNK):
+            crc = zlib.crc32(data[start : start + VERIFY_CHUNK], crc)
+        if crc != expected:
+            problems.append(f"{record.site}: its bytes have crc32 {crc}, the index says {expected}; they were damaged")
+        advance(record.nbytes)
+    return problems
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Half the time of reading a large index would go into searching its records for cycles; they have none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read_header(path: Path, problems: list[str]) -> dict[str, Json]:
+    file = path / HEADER
+    if not file.is_file():
+        problems.append(f"{HEADER} is missing, so nothing is known about the run")
+        return {}
+    if file.stat().st_size > MAX_HEADER:
+        raise FormatError(
+            f"{file}: has {file.stat().st_size} bytes, more than {MAX_HEADER}; this is not a trace header"
+        )
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{file}: is not UTF-8 at byte {error.start}; restore it or record the trace again") from None
+    return parse_header(text, file)
+
+
+def _read_index(path: Path, problems: list[str]) -> tuple[list[Record], bool]:
+    """All lines that are whole, and whether there is an end line."""
+    file = path / INDEX
+    if not file.is_file():
+        problems.append(f"{INDEX} is missing: the writer stopped before its first tensor")
+        return [], False
+    with open(file, "rb") as stream:
+        reader = IndexReader(stream, file)
+        lines = list(reader)
+        alive = reader.end is None and is_held(stream.fileno())
+    if len({record.site for record in lines}) < len(lines):
+        raise _duplicate(lines, file)
+    if reader.torn:
+        problems.append(f"{INDEX}, line {reader.torn} is torn: the writer was stopped while writing it")
+    if reader.end is None:
+        what = "its writer is still running" if alive else "the writer was stopped before it closed the trace"
+        problems.append(f"{INDEX} has no end line: {what}; {len(lines)} sites are there")
+    elif reader.end != len(lines):
+        problems.append(
+            f"{INDEX} has {len(lines)} lines but its end line counts {reader.end}; lines were lost or added"
+        )
+    return lines, reader.end is not None
+
+
+def _duplicate(lines: list[Record], file: Path) -> FormatError:
+    seen: dict[Site, int] = {}
+    for number, record in enumerate(lines, 1):
+        first = seen.setdefault(record.site, number)
+        if first != number:
+            break
+    return FormatError(
+        f"{file}, lines {first} and {number}: both are {record.site}; give one its own call, sample or step"
+    )
+
+
+def _check_bytes(path: Path, lines: list[Record], problems: list[str]) -> list[Record]:
+    """The records whose bytes are all there; the others are named."""
+    sizes: dict[int, int] = {}
+    for number in {record.at[0] for record in lines if record.at}:
+        file = path / data_file(number)
+        sizes[number] = file.stat().st_size if file.is_file() else -1
+    whole = []
+    for record in lines:
+        at = record.at
+        if at is None or not at[2] or at[1] + at[2] <= sizes[at[0]]:
+            whole.append(record)
+            continue
+        has = f"has {sizes[at[0]]}" if sizes[at[0]] >= 0 else "is missing"
+        end = at[1] + at[2]
+        problems.append(f"{record.site} is not whole: it ends at byte {end} of {data_file(at[0])}, which {has}")
+    return whole
+
+
+def _check_ranks(path: Path, header: dict[str, Json], problems: list[str]) -> None:
+    """The run says how many ranks it had; those that are not there are missing."""
+    there = {rank for rank, directory in rank_directories(path).items() if recognise(directory)}
+    missing = [rank for rank in range(1, header.get("ranks", 1)) if rank not in there]
+    if missing:
+        some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        problems.append(f"{len(missing)} of {header['ranks']} ranks left no trace in this run: {some}")

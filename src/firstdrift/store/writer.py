@@ -1,0 +1,292 @@
+"""The writer of traces: streaming, thread-safe, and never more than one tensor behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..atomic import replacing
+from ..dtypes import ITEMSIZE, dtype_name
+from ..errors import FirstdriftError, SiteError, StorageError, TraceExistsError, storage
+from ..records import encode_details, encode_line, tensor_bytes
+from ..sites import Site, check_site, default_port
+from ..strict_json import Json, encode
+from ..traces import Array
+from .background import BackgroundQueue
+from .files import AppendFiles
+from .layout import HEADER, INDEX, MAX_RANKS, new_header, rank_directories, rank_directory
+
+QUEUE_BYTES = 32 << 20  # what background writing holds, and the most that a killed process loses
+
+_FREE_SPACE = "free some space or choose another disk; what was written before it stays readable"
+
+
+class Writer:
+    """Writes a trace: `put` for every tensor, `close` (or the end of a `with` block) for the end line.
+
+        with fd.Writer("ref", model="kws", batch=32) as w:
+            w.put("conv1", "fwd", array)
+
+    Keyword arguments that are not options go into trace.json: `producer`, `model`, `options`, `batch`, `seed`,
+    `optimizer`, `gradient_of`, or anything else. A block that ends with an exception leaves the trace without
+    its end line: readable, and known to be unfinished.
+
+    `overwrite` replaces an existing trace; `checksum` adds a crc32 to every line; `background` copies tensors
+    into a queue of at most 32 MiB that another thread writes. `rank` of `ranks` writes into its own directory.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        background: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        **header: Json,
+    ) -> None:
+        if not (0 <= rank < ranks <= MAX_RANKS):
+            raise SiteError(f"rank {rank} of {ranks} ranks is impossible; count from 0 and stay below {MAX_RANKS}")
+        self._root = Path(path)
+        self.path = rank_directory(self._root, rank)
+        text = new_header(rank, ranks, header)
+        self._checksum = checksum
+        self._lock = threading.Lock()
+        self._seen: set[int] = set()
+        self._lines = 0
+        self._broken: BaseException | None = None
+        self._closed = False
+        with storage(self.path, "write a trace here", "choose a directory that you may write"):
+            self._files = _open_files(self.path, overwrite)
+            if rank == 0:
+                _forget_ranks(self._root, ranks)
+            with replacing(self.path / HEADER) as file:
+                file.write(text.encode())
+        self._queue = BackgroundQueue(QUEUE_BYTES) if background else None
+        _open_writers.add(self)
+
+    def put(
+        self,
+        name: str,
+        phase: str,
+        array: Any,
+        *,
+        port: str | None = None,
+        step: int = 0,
+        call: int = 0,
+        sample: int | None = None,
+        **details: Json,
+    ) -> None:
+        """Record one tensor as it is now. `details` are the optional keys of a line: op, attrs, producers, ..."""
+        array = np.asarray(array)
+        dtype = dtype_name(array.dtype)
+        if dtype is None:
+            raise SiteError(
+                f"{name}: an array of dtype {array.dtype} cannot be recorded; make it one of {', '.join(ITEMSIZE)}"
+            )
+        site = _site(step, phase, name, port, call, sample)
+        tail = encode_details(details, site) if details else ""
+        if self._queue is None:
+            self._claim(site)
+            with self._lock:
+                self._write(site, dtype, _plain_bytes(array), tail)
+            return
+        weight = self._queue.reserve(array.nbytes)
+        try:
+            self._claim(site)
+            copy = array.copy(order="C") if array.dtype.byteorder != ">" else _plain_bytes(array)
+        except BaseException:
+            self._queue.release(weight)
+            raise
+        self._queue.submit(lambda: self._write(site, dtype, copy, tail), weight)
+
+    def put_stats(
+        self,
+        name: str,
+        phase: str,
+        stats: Mapping[str, Json],
+        *,
+        dtype: str,
+        shape: tuple[int, ...],
+        port: str | None = None,
+        step: int = 0,
+        call: int = 0,
+        sample: int | None = None,
+        **details: Json,
+    ) -> None:
+        """Record statistics in place of a tensor."""
+        site = _site(step, phase, name, port, call, sample)
+        if dtype not in ITEMSIZE:
+            raise SiteError(f"{site}: dtype {dtype!r} is not one of {', '.join(ITEMSIZE)}; use one of these")
+        tensor_bytes(site, dtype, list(shape))
+        self._put_line(site, dtype, shape, encode_details({**details, "stats": dict(stats)}, site))
+
+    def put_absent(
+        self,
+        name: str,
+        phase: str,
+        reason: str,
+        *,
+        port: str | None = None,
+        step: int = 0,
+        call: int = 0,
+        sample: int | None = None,
+        **details: Json,
+    ) -> None:
+        """Record that there is no such tensor, and why: `no gradient` is a fact, silence is not."""
+        site = _site(step, phase, name, port, call, sample)
+        self._put_line(site, None, None, encode_details({**details, "absent": reason}, site))
+
+    def close(self) -> None:
+        """Write the end line and let go of the trace. Raises what a background write could not say."""
+        self._finish(end=True)
+
+    def abort(self) -> None:
+        """Let go of the trace without an end line: what is there stays readable, and known to be unfinished."""
+        with suppress(FirstdriftError):  # whatever it is, it was raised already or is being raised
+            self._finish(end=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _put_line(self, site: Site, dtype: str | None, shape: tuple[int, ...] | None, tail: str) -> None:
+        line = encode_line(site, dtype, shape, None, tail)
+        if self._queue is None:
+            self._claim(site)
+            with self._lock:
+                self._write_line(line)
+            return
+        weight = self._queue.reserve(len(line))
+        try:
+            self._claim(site)
+        except BaseException:
+            self._queue.release(weight)
+            raise
+        self._queue.submit(lambda: self._write_line(line), weight)
+
+    def _claim(self, site: Site) -> None:
+        """A site may be put once. Hashes are kept, not sites: 100,000 tensors cost 8 MiB."""
+        key = hash(site)
+        with self._lock:
+            if self._closed:
+                raise SiteError(f"{self.path}: {site} was put after the trace was closed; put it before")
+            if key in self._seen:
+                raise SiteError(f"{self.path}: {site} was put twice; give the second one its own call, sample or step")
+            self._seen.add(key)
+
+    def _write(self, site: Site, dtype: str, array: Array, tail: str) -> None:
+        self._check_usable()
+        try:
+            data = array.reshape(-1).view(np.uint8).data  # raw bytes: ml_dtypes export no buffer of their own
+            at = self._files.append(data)
+            if self._checksum:
+                tail = f'{tail},"crc32":{zlib.crc32(data)}'
+            self._files.append_line((encode_line(site, dtype, array.shape, at, tail) + "\n").encode())
+        except BaseException as error:
+            raise self._failed(error, str(site)) from error
+        self._lines += 1
+
+    def _write_line(self, line: str) -> None:
+        self._check_usable()
+        try:
+            self._files.append_line((line + "\n").encode())
+        except BaseException as error:
+            raise self._failed(error, "its index") from error
+        self._lines += 1
+
+    def _failed(self, error: BaseException, what: str) -> BaseException:
+        """After a failed write nothing may follow and no end line: a gap in the trace would be silent."""
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            error = StorageError(f"{self.path}: cannot write {what} ({why}); {_FREE_SPACE}")
+        self._broken = error
+        return error
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _finish(self, *, end: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _open_writers.discard(self)
+        try:
+            if self._queue is not None:
+                self._queue.close()
+            if end:
+                self._check_usable()
+                self._write_line(encode({"end": self._lines}))
+        finally:
+            self._files.close()
+
+
+def _site(step: int, phase: str, name: str, port: str | None, call: int, sample: int | None) -> Site:
+    if type(phase) is not str:
+        raise SiteError(f"phase {phase!r} is a {type(phase).__name__}; give a string")
+    return check_site(Site(step, phase, name, default_port(phase) if port is None else port, call, sample))
+
+
+def _plain_bytes(array: Array) -> Array:
+    """The array as its bytes go to disk: C order, little-endian."""
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _open_files(directory: Path, overwrite: bool) -> AppendFiles:
+    def refuse_existing(there: bool) -> None:
+        if there and not overwrite:
+            raise TraceExistsError(f"{directory}: holds a trace already; choose another path, or overwrite (--force)")
+
+    refuse_existing((directory / HEADER).exists() or (directory / INDEX).exists())
+    directory.mkdir(parents=True, exist_ok=True)
+    files = AppendFiles(directory)
+    try:
+        refuse_existing((directory / HEADER).exists() or not files.is_new)  # another writer may have come and gone
+        files.clear()
+    except BaseException:
+        files.close()
+        raise
+    return files
+
+
+def _forget_ranks(root: Path, ranks: int) -> None:
+    """Remove the index of ranks that an earlier, larger run left behind: they are not of this run."""
+    for rank, directory in rank_directories(root).items():
+        if rank >= ranks:
+            for name in (INDEX, HEADER):
+                (directory / name).unlink(missing_ok=True)
+
+
+_open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the lock and the file positions: it must neither hold the one nor move the other."""
+    for writer in list(_open_writers):
+        writer._closed = True
+        writer._files.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)

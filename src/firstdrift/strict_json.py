@@ -1,0 +1,71 @@
+"""Strict JSON: non-finite numbers are the strings `nan`, `inf` and `-inf`; nothing else bends the standard."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import FormatError
+
+Json = Any  # what json.loads returns
+
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _refuse_constant(text: str) -> Json:
+    raise ValueError(f"{text} is not JSON; write the string {text.lower().replace('infinity', 'inf')!r}")
+
+
+# The decoder's own entry, (text, start) -> (value, end): json.loads spends as long around it as in it.
+scan: Callable[[str, int], tuple[Json, int]] = json.JSONDecoder(parse_constant=_refuse_constant).scan_once  # type: ignore[attr-defined]
+
+
+def decode_object(text: str) -> dict[str, Json]:
+    """Parse a text that is exactly one JSON object, faster than json.loads; raises FormatError."""
+    try:
+        value, end = scan(text, 0)
+        if end != len(text) and text[end:].strip(" \t\r\n"):
+            raise ValueError(f"text follows the object: {text[end : end + 20]!r}")
+    except StopIteration:
+        raise FormatError("it is not a JSON object") from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"it is not JSON ({error})") from None
+    if type(value) is not dict:
+        raise FormatError(f"it is JSON but a {type(value).__name__}, not an object")
+    return value
+
+
+def encode(value: Json) -> str:
+    """One line of strict JSON, ASCII only."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError):
+        return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+
+
+def plain(value: Json) -> Json:
+    """The value in JSON's own types: non-finite floats as strings, numpy scalars and tuples unwrapped."""
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else ("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if hasattr(value, "tolist"):  # numpy scalars and small arrays
+        return plain(value.tolist())
+    raise FormatError(f"{value!r} is a {type(value).__name__}, which JSON cannot hold; give numbers, text or lists")
+
+
+def with_floats(value: Json) -> Json:
+    """The inverse of `plain` for non-finite numbers."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: with_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_floats(item) for item in value]
+    return value

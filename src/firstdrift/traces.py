@@ -1,0 +1,147 @@
+"""Traces: what one run recorded, in causal order, whatever format it was read from.
+
+A format hands over validated records and the files their bytes lie in; arrays are mapped when asked for, so
+that opening a trace costs memory for its index alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .causality import causal_order, stating_order
+from .dtypes import numpy_dtype
+from .errors import FormatError, SelectionError, storage
+from .records import Record
+from .sites import Site
+from .strict_json import Json
+
+Array = NDArray[np.generic]
+MAPS_KEPT = 64  # a mapping holds a file descriptor; a directory of npy files has thousands
+
+
+class Trace:
+    """A recorded run: `records` in causal order (`lines` as written), `array(record)` for the numbers.
+
+    `problems` lists, one sentence each, everything that was promised and is not there; `complete` is true when
+    there is nothing to list. `notes` says what was inferred rather than read. `header` is what the run said of
+    itself, and `format` the name of the format that was read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        lines: Sequence[Record],
+        files: Callable[[int], Path],
+        *,
+        header: Mapping[str, Json] | None = None,
+        problems: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        special: Mapping[Site, Callable[[], Array]] | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.header: Mapping[str, Json] = header or {}
+        self.problems = tuple(problems)
+        self.notes = tuple(notes)
+        self.lines = lines
+        self.records: list[Record] = causal_order(lines)
+        self._files = files
+        self._special = special or {}
+        self._map = lru_cache(maxsize=MAPS_KEPT)(self._map_file)
+        self._by_site: dict[Site, Record] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that the run meant to record is here."""
+        return not self.problems
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(record.nbytes for record in self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __contains__(self, site: object) -> bool:
+        return site in self._sites()
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else f"{len(self.problems)} problems"
+        return f"<Trace {str(self.path)!r} format={self.format} {len(self)} sites, {state}>"
+
+    def __getitem__(self, site: Site) -> Record:
+        try:
+            return self._sites()[site]
+        except KeyError:
+            raise SelectionError(
+                f"{self.path}: no site {site}; `firstdrift show` lists the {len(self)} there are"
+            ) from None
+
+    def array(self, site: Site | Record) -> Array:
+        """The tensor of a site, read-only and memory-mapped wherever its format stores plain bytes."""
+        record = site if isinstance(site, Record) else self[site]
+        if record.at is None or record.dtype is None or record.shape is None:
+            why = f"absent: {record.absent}" if record.absent else "recorded as statistics only"
+            raise SelectionError(f"{self.path}: {record.site} has no values ({why}); look at its record instead")
+        if record.site in self._special:
+            return self._special[record.site]()
+        number, offset, nbytes = record.at
+        dtype = numpy_dtype(record.dtype)
+        if not nbytes:
+            return np.empty(record.shape, dtype)
+        mapped = self._map(number)
+        if len(mapped) < offset + nbytes:
+            raise FormatError(
+                f"{self._files(number)}: {record.site} needs bytes {offset} to {offset + nbytes} but the file now has "
+                f"{len(mapped)}; it was changed after opening, open the trace again"
+            )
+        count = nbytes // dtype.itemsize
+        return np.frombuffer(mapped, dtype, count, offset).reshape(record.shape)
+
+    def select(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> Trace:
+        """The part of the trace whose names match one of the globs and whose phases match one of the globs."""
+        kept = [
+            record
+            for record in stating_order(self.lines)  # what is left out can no longer testify to the order
+            if (not only or any(fnmatchcase(record.site.name, glob) for glob in only))
+            and (not phases or any(fnmatchcase(record.site.phase, glob) for glob in phases))
+        ]
+        if not kept:
+            asked = " ".join([*(f"--only {glob}" for glob in only), *(f"--phase {glob}" for glob in phases)])
+            raise SelectionError(f"{self.path}: nothing matches {asked}; `firstdrift show` lists what there is")
+        return self._with(kept, self.problems)
+
+    def with_problems(self, problems: Sequence[str]) -> Trace:
+        """The same trace, known to have further problems."""
+        return self._with(self.lines, (*self.problems, *problems)) if problems else self
+
+    def _with(self, lines: Sequence[Record], problems: Sequence[str]) -> Trace:
+        return Trace(
+            self.path, self.format, lines, self._files,
+            header=self.header, problems=problems, notes=self.notes, special=self._special,
+        )  # fmt: skip
+
+    def _sites(self) -> dict[Site, Record]:
+        if self._by_site is None:
+            self._by_site = {record.site: record for record in self.records}
+        return self._by_site
+
+    def _map_file(self, number: int) -> mmap.mmap:
+        path = self._files(number)
+        with storage(path, "read it", "check that it still exists and that you may read it"), open(path, "rb") as file:
+            try:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:  # an empty file cannot be mapped
+                raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
