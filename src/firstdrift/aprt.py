@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .atomic import replacing
+from .dtypes import ML_NAMES, dtype_name
 from .errors import FormatError, SiteError, storage
 from .sites import check_name
-from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan
+from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan, parse_stage
 
 MAGIC = b"APRT"
 WHOLE_MODEL_LAYER = 0xFFFFFFFF
@@ -87,14 +88,21 @@ def write_stage_file(directory: str | os.PathLike[str], layer: int, stage: str, 
 
 def _as_float32(values: Any, path: Path) -> NDArray[np.float32]:
     """Plain lists are rounded, as a literal would be; arrays of another type only where nothing is lost."""
-    if not hasattr(values, "dtype"):
-        return np.asarray(values, np.float32)
-    array = np.asarray(values)
-    if array.dtype == np.float32 or array.dtype.newbyteorder("=") == np.float32:
-        return array
     with np.errstate(all="ignore"):
-        narrowed = array.astype(np.float32) if array.dtype.kind in "fiu" else None
-        if narrowed is None or not np.all((narrowed == array) | ((narrowed != narrowed) & (array != array))):
+        if not hasattr(values, "dtype"):
+            try:
+                return np.asarray(values, np.float32)
+            except (ValueError, TypeError) as error:
+                raise SiteError(f"{path}: APRT holds float32 numbers, not these ({error}); give an array") from None
+        array = np.asarray(values)
+        if array.dtype == np.float32 or array.dtype.newbyteorder("=") == np.float32:
+            return array
+        narrowed = (
+            array.astype(np.float32) if array.dtype.kind in "fiu" or dtype_name(array.dtype) in ML_NAMES else None
+        )
+        # Compared after the way back: promoting int64 against float32 would round both sides alike.
+        back = None if narrowed is None else narrowed.astype(array.dtype)
+        if narrowed is None or not np.all((back == array) | ((back != back) & (array != array))):
             raise SiteError(
                 f"{path}: APRT holds float32, and these {array.dtype} values do not fit; convert them first"
             )
@@ -103,6 +111,7 @@ def _as_float32(values: Any, path: Path) -> NDArray[np.float32]:
 
 def save_stage(directory: str | os.PathLike[str], stage: str, layer: int, values: Any) -> None:
     """Write one canonical stage; whole-model stages go to the root whatever the layer."""
+    stage = parse_stage(stage)
     write_stage_file(directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage, values)
 
 
@@ -114,11 +123,14 @@ def maybe_save(plan: SavePlan | None, stage: str, layer: int, values: Any) -> No
 
 def stage_path(plan: SavePlan, stage: str, layer: int) -> Path:
     """Where a plan puts a stage."""
+    stage = parse_stage(stage)
     return output_path(plan.directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage)
 
 
 def read_header(path: str | os.PathLike[str]) -> StageHeader:
     """The header of a stage file, checked against the size of the file before anything is allocated."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FormatError(f"{path}: is not a regular file; give the path of an APRT stage file")  # a pipe would hang
     with storage(path, "read the stage file", "check the path"), open(path, "rb") as file:
         header = StageHeader.parse(file.read(HEADER_BYTES), os.fspath(path))
         size = os.fstat(file.fileno()).st_size
@@ -133,7 +145,8 @@ def read_header(path: str | os.PathLike[str]) -> StageHeader:
 def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[np.float32]]:
     """The header and the values of a stage file."""
     header = read_header(path)
-    values = np.fromfile(path, "<f4", count=header.dim_product, offset=HEADER_BYTES)
+    with storage(path, "read the stage file", "check the path"):
+        values = np.fromfile(path, "<f4", count=header.dim_product, offset=HEADER_BYTES)
     if values.size != header.dim_product:
         raise FormatError(f"{path}: {header.dim_product} values expected, {values.size} read; it changed while reading")
     return header, values
@@ -142,7 +155,9 @@ def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[
 def is_stage_file(path: str | os.PathLike[str]) -> bool:
     """Whether the first four bytes can be read and are the magic."""
     try:
+        if not os.path.isfile(path):
+            return False
         with open(path, "rb") as file:
             return file.read(4) == MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False

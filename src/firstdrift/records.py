@@ -116,7 +116,9 @@ def parse_record(line: dict[str, Json]) -> Record:
     if type(at) is not list or len(at) != 3:
         raise _bad_at(at, site)
     number, offset, claimed = at
-    if not (type(number) is int is type(offset) and 0 <= number <= MAX_INDEX and 0 <= offset <= MAX_INDEX):
+    if not (
+        type(number) is int is type(offset) is type(claimed) and 0 <= number <= MAX_INDEX and 0 <= offset <= MAX_INDEX
+    ):
         raise _bad_at(at, site)
     if claimed != nbytes:
         raise FormatError(f"{site}: its dtype and shape take {nbytes} bytes but 'at' claims {claimed!r}; correct it")
@@ -195,6 +197,8 @@ def encode_producer(producer: Site | str, site: Site) -> dict[str, Json]:
     """A producer as a line says it: the site's keys, less those that equal the consumer's or the default."""
     if isinstance(producer, str):
         return {"name": check_name(producer)}
+    if not isinstance(producer, Site):
+        raise SiteError(f"{site}: producer {producer!r} is a {type(producer).__name__}; give a Site or a name")
     check_site(producer)
     said: dict[str, Json] = {"name": producer.name}
     if producer.phase != site.phase:

@@ -75,7 +75,6 @@ def parse_stages(text: str) -> tuple[str, ...]:
 def parse_layer_range(text: str) -> range:
     """`START..END`, END exclusive."""
     trimmed = text.strip()
-
     start_text, dots, end_text = trimmed.partition("..")
     if not dots:
         raise StageError(f"layer range {trimmed!r}: expected START..END, for example 0..4")
@@ -90,9 +89,10 @@ def _bound(text: str, which: str, whole: str) -> int:
     digits = text.strip()
     if not _BOUND.fullmatch(digits):
         raise StageError(f"layer range {whole!r}: {which} {digits!r} is not a whole number")
-    if len(digits.lstrip("+0")) > 10 or int(digits) > 0xFFFFFFFF:
+    significant = digits.lstrip("+0") or "0"  # int() refuses texts of thousands of digits, zeros included
+    if len(significant) > 10 or int(significant) > 0xFFFFFFFF:
         raise StageError(f"layer range {whole!r}: {which} {digits} is above {0xFFFFFFFF}")
-    return int(digits)
+    return int(significant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,12 @@ class SavePlan:
 
     def should_save(self, stage: str, layer: int) -> bool:
         """Whether the plan selects a stage of a layer; whole-model stages have no layer."""
+        stage = ALIASES.get(stage, stage)
         return stage in self.stages and (stage in WHOLE_MODEL or layer in self.layers)
 
 
 def default_directory(model: str | Path) -> Path:
     """Where a model's stage files go when nothing else is said: beside it, `<stem>-trace`."""
     path = Path(model)
-    return path.parent / f"{path.stem or 'trace'}-trace"
+    stem = path.stem if path.name != ".." and path.stem.isprintable() else ""  # not printable: not UTF-8 either
+    return path.parent / f"{stem or 'trace'}-trace"

@@ -110,18 +110,24 @@ class Trace:
         count = nbytes // dtype.itemsize
         return np.frombuffer(mapped, dtype, count, offset).reshape(record.shape)
 
-    def select(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> Trace:
-        """The part of the trace whose names match one of the globs and whose phases match one of the globs."""
+    def matching(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Record]:
+        """The records whose name matches one of the globs `only` and whose phase matches one of `phases`."""
         kept = [
             record
-            for record in stating_order(self.lines)  # what is left out can no longer testify to the order
+            for record in self.records
             if (not only or any(fnmatchcase(record.site.name, glob) for glob in only))
             and (not phases or any(fnmatchcase(record.site.phase, glob) for glob in phases))
         ]
-        if not kept:
+        if not kept and (only or phases):
             asked = " ".join([*(f"--only {glob}" for glob in only), *(f"--phase {glob}" for glob in phases)])
             raise SelectionError(f"{self.path}: nothing matches {asked}; `firstdrift show` lists what there is")
-        return self._with(kept, self.problems)
+        return kept
+
+    def select(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> Trace:
+        """The part of the trace that `matching` finds, as a trace of its own."""
+        kept = {record.site for record in self.matching(only, phases)}
+        # What is left out can no longer testify to the order, so the rest has it stated.
+        return self._with([record for record in stating_order(self.lines) if record.site in kept], self.problems)
 
     def with_problems(self, problems: Sequence[str]) -> Trace:
         """The same trace, known to have further problems."""

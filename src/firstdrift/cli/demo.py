@@ -38,7 +38,8 @@ def command(out: str, as_json: bool) -> None:
         print_json({"schema": SCHEMA, "reference": str(reference), "candidate": str(candidate), "first": first})
     else:
         click.echo(f"planted bug: ln2 computes with eps {BUG_EPS:g} instead of {EPS:g}\n")
-        click.echo(listing(open_trace(candidate)))
+        trace = open_trace(candidate)
+        click.echo(listing(trace, trace.records))
         click.echo(f"\n{sentence}")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..traces import Trace
 
 SCHEMA = "firstdrift-show-v1"
-HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of", "rank", "ranks")
+HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of")
 
 
 @click.command("show")
@@ -58,27 +58,27 @@ def command(
 
         with progress("verifying", opened.nbytes) as advance:
             opened = opened.with_problems(compare_checksums(opened, advance))
-    if only or phase:
-        opened = opened.select(only, phase)
-    chosen = opened.records if name is None else _matching(opened, name)
+    chosen = opened.matching(only, phase)
+    if name is not None:
+        chosen = _named(opened, chosen, name)
     if as_json:
         sites = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
         print_json(_trace_json(opened) | {"sites": sites})
     elif name is None:
-        click.echo(listing(opened))
+        click.echo(listing(opened, chosen))
     else:
         click.echo("\n".join(tensor_text(opened, record, limit) for record in chosen))
     if not opened.complete:
         click.get_current_context().exit(2)
 
 
-def listing(trace: Trace) -> str:
+def listing(trace: Trace, records: list[Record]) -> str:
     """A summary, then one line a site; plain strings, because a row must cost a microsecond."""
-    places = [_place(record) for record in trace.records]
+    places = [_place(record) for record in records]
     width = max(map(len, places), default=0)
     rows = [
         f"{record.site.step:>5} {record.site.phase:<12} {place:<{width}}  {_what(record)}"
-        for record, place in zip(trace.records, places, strict=True)
+        for record, place in zip(records, places, strict=True)
     ]
     return "\n".join([*_summary(trace), f" step phase        {'site':<{width}}  tensor", *rows])
 
@@ -102,22 +102,24 @@ def tensor_text(trace: Trace, record: Record, limit: int) -> str:
     return "\n".join([*lines, *(f"  {line}" for line in values.split("\n"))])
 
 
-def _matching(trace: Trace, name: str) -> list[Record]:
+def _named(trace: Trace, records: list[Record], name: str) -> list[Record]:
+    """The records of a name, of a `name:port`, or of a glob."""
     from ..errors import SelectionError
 
-    found = [r for r in trace.records if r.site.name == name or _place(r) == name] or [
-        r for r in trace.records if fnmatchcase(r.site.name, name)
-    ]
+    found = [r for r in records if name in (r.site.name, _place(r))]
+    found = found or [r for r in records if fnmatchcase(r.site.name, name)]
     if not found:
         near = [r.site.name for r in trace.records if name.lower() in r.site.name.lower()]
-        hint = f"; near it: {', '.join(dict.fromkeys(near[:3]))}" if near else "; list it without a name to see them"
-        raise SelectionError(f"{trace.path}: nothing is named {name!r}{hint}")
+        hint = f"near it: {', '.join(dict.fromkeys(near[:3]))}" if near else "list it without a name to see them"
+        raise SelectionError(f"{trace.path}: nothing is named {name!r}; {hint}")
     return found
 
 
 def _summary(trace: Trace) -> list[str]:
     state = "complete" if trace.complete else "NOT COMPLETE"
     said = [f"{key} {trace.header[key]}" for key in HEADER_SHOWN if trace.header.get(key) not in (None, {}, "")]
+    if trace.header.get("ranks", 1) != 1:
+        said.append(f"rank {trace.header.get('rank')} of {trace.header['ranks']}")
     return [
         f"{trace.path}: {trace.format}, {len(trace)} sites, {sizes(trace.nbytes)}, {state}",
         *([f"  {', '.join(said)}"] if said else []),

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..aprt import HEADER_BYTES, WHOLE_MODEL_LAYER, is_stage_file, read_header, write_stage_file
-from ..errors import FormatError, SiteError, TraceExistsError, storage
+from ..errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..records import Record, encode_producer
 from ..sites import Site, check_name
-from ..stages import ALIASES, EXECUTION_RANK, INDEX_PAYLOAD, INPUT, PRODUCERS, WHOLE_MODEL
+from ..stages import ALIASES, EXECUTION_RANK, INDEX_PAYLOAD, INPUT, MAX_LAYER, PRODUCERS, WHOLE_MODEL
 from ..traces import Trace
+from .border import naming, without_raising
 
 NAME = "aprt"
 Stage = tuple[int, str]  # layer (or the sentinel) and stage name
@@ -23,6 +24,7 @@ _LAYER = re.compile(r"layer-(0|[1-9]\d{0,9})")
 _SITE = re.compile(r"layer-(0|[1-9]\d{0,9})\.(.+)")
 
 
+@without_raising
 def recognise(path: Path) -> bool:
     """Whether a path is a stage file, or a directory with stage files where they belong."""
     return is_stage_file(path) if path.is_file() else any(is_stage_file(file) for file, _ in _stage_files(path))
@@ -31,14 +33,18 @@ def recognise(path: Path) -> bool:
 def read(path: Path) -> Trace:
     """Open a stage directory, or a single stage file."""
     with storage(path, "read the stage files", "check that it exists and that you may read it"):
+        path.stat()
         if path.is_file():
             found = [(path, read_header(path).layer)]
         else:
             found = sorted(_stage_files(path))
+            if not found:
+                raise NotATraceError(f"{path}: holds no stage files; expected layer-N/<stage>.bin or <stage>.bin")
         stages: dict[Stage, Path] = {}
         for file, layer in found:
             stage = (layer, ALIASES.get(file.stem, file.stem))
-            check_name(file.stem, "stage")
+            with naming(str(file)):
+                check_name(file.stem, "stage")
             if stage in stages:
                 raise FormatError(f"{file} and {stages[stage].name}: are the same stage; remove one")
             stages[stage] = file
@@ -51,8 +57,12 @@ def read(path: Path) -> Trace:
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write a trace of decoder stages as stage files."""
     targets = [(record, *_target(record)) for record in trace.records if record.at is not None]
-    if path.exists() and not overwrite and any(path.iterdir()):
-        raise TraceExistsError(f"{path}: is not empty; choose another path, or overwrite (--force)")
+    with storage(path, "write stage files here", "choose a directory that you may write"):
+        if path.exists() and not overwrite and not (path.is_dir() and not any(path.iterdir())):
+            raise TraceExistsError(f"{path}: is not empty; choose another path, or overwrite (--force)")
+        for stale, _ in list(_stage_files(path)):
+            if is_stage_file(stale):
+                stale.unlink()  # stages of an earlier run must not mix with these
     for record, layer, stage in targets:
         write_stage_file(path, layer, stage, trace.array(record))
         advance(record.nbytes)
@@ -76,8 +86,13 @@ def _stage_files(directory: Path) -> Iterable[tuple[Path, int]]:
     if not directory.is_dir():
         return
     for entry in sorted(directory.iterdir()):
-        if match := _LAYER.fullmatch(entry.name):
-            for file in sorted(entry.glob("*.bin")):
+        if entry.name.startswith("layer-") and entry.is_dir():
+            files = sorted(entry.glob("*.bin"))
+            match = _LAYER.fullmatch(entry.name)
+            if files and not (match and int(match[1]) <= MAX_LAYER):
+                raise FormatError(f"{entry}: is not layer-N with N from 0 to {MAX_LAYER}, unpadded; rename it")
+            for file in files:
+                assert match
                 yield file, int(match[1])
         elif entry.suffix == ".bin" and entry.is_file():
             yield entry, WHOLE_MODEL_LAYER
@@ -100,7 +115,7 @@ def _record(stage: Stage, file: Path, number: int, graph: _Graph) -> Record:
         details["layer"] = layer
     if name in INDEX_PAYLOAD:
         details["attrs"] = {"index": True}
-    if name in PRODUCERS:
+    if name in PRODUCERS and (name in WHOLE_MODEL) == (layer == WHOLE_MODEL_LAYER):  # else it only shares the name
         details["from"] = [encode_producer(_site(producer), site) for producer in graph.producers(stage)]
     nbytes = header.total_size - HEADER_BYTES
     return Record(site, "f32", (header.dim_product,), (number, HEADER_BYTES, nbytes), details)

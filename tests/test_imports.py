@@ -1,0 +1,114 @@
+"""Importing is cheap, the public surface is what it says, and imports point one way."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import firstdrift
+
+PACKAGE = Path(firstdrift.__file__).parent
+HEAVY = ("torch", "jax", "onnx", "yaml", "rich", "click", "safetensors", "ml_dtypes", "hypothesis", "pytest")
+
+# Who may import whom: a module may use what stands in its own row or in rows below it.
+LAYERS = [
+    {"cli", "testing"},
+    {"opening"},
+    {"formats"},
+    {"store", "aprt"},
+    {"traces", "stages", "atomic"},
+    {"causality"},
+    {"records"},
+    {"sites", "dtypes", "strict_json", "_kernels"},
+    {"errors", "_version"},
+]
+RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+
+
+def loaded_by(statement):
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_firstdrift_loads_numpy_and_nothing_heavier():
+    modules = loaded_by("import firstdrift")
+    assert "numpy" in modules
+    assert not {name.split(".")[0] for name in modules} & set(HEAVY)
+
+
+def test_recording_and_reading_a_plain_trace_loads_nothing_heavier(tmp_path):
+    statement = (
+        "import numpy as np, firstdrift as fd\n"
+        f"with fd.Writer({str(tmp_path / 't')!r}) as w: w.put('x', 'fwd', np.ones(3))\n"
+        f"fd.open_trace({str(tmp_path / 't')!r})"
+    )
+    assert not {name.split(".")[0] for name in loaded_by(statement)} & {*HEAVY} - {"safetensors"}
+
+
+def test_help_loads_click_and_nothing_heavier():
+    modules = loaded_by(
+        "from click.testing import CliRunner\nfrom firstdrift.cli.main import cli\nCliRunner().invoke(cli, ['--help'])"
+    )
+    assert not {name.split(".")[0] for name in modules} & ({*HEAVY} - {"click"})
+
+
+def test_every_public_name_can_be_had_and_is_documented():
+    for name in firstdrift.__all__:
+        value = getattr(firstdrift, name)
+        assert name == "__version__" or value.__doc__, name
+    assert sorted(firstdrift.__all__) == list(firstdrift.__all__)
+    assert set(dir(firstdrift)) == set(firstdrift.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = firstdrift.nothing
+
+
+def test_no_submodule_bears_the_name_of_a_public_function():
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    functions = {
+        "trace",
+        "diff",
+        "check",
+        "assert_same",
+        "load_weights",
+        "sweep",
+        "calibrate",
+        "tap",
+        "estimate",
+        "open_trace",
+    }
+    assert not modules & functions
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    inside = path.relative_to(PACKAGE).parts
+    own = inside[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        target = [*inside[: len(inside) - node.level], *(node.module or "").split(".")]
+        names = [target[0]] if target[0] else [alias.name for alias in node.names]
+        for name in names:
+            assert RANK[own] <= RANK[name], f"{own} imports {name}"
+
+
+def test_every_module_says_what_it_is_for():
+    for path in PACKAGE.rglob("*.py"):
+        if path.name not in ("_version.py",) and path.read_text().strip():
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_the_version_is_one():
+    from importlib.metadata import version
+
+    assert version("firstdrift") == firstdrift.__version__
+    assert importlib.import_module("firstdrift._version").__version__ == firstdrift.__version__
