@@ -67,7 +67,7 @@ def check_index(value: object, what: str) -> int:
 def check_site(site: Site) -> Site:
     """Validate every field of a site, and return it."""
     step, phase, name, port, call, sample = site
-    if not isinstance(phase, str) or phase not in PHASE_RANK:
+    if type(phase) is not str or phase not in PHASE_RANK:
         raise SiteError(f"phase {phase!r} is not one of {', '.join(PHASES)}; use one of these")
     check_name(name)
     check_name(port, "port")

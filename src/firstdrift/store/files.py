@@ -50,7 +50,8 @@ class AppendFiles:
         assert self._data is not None
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         if data.nbytes:
-            self._data.seek(start)
+            if start != self._end:
+                self._data.seek(start)
             _write_all(self._data, data)
             self._end = start + data.nbytes
         return self._number, start, data.nbytes

@@ -97,13 +97,14 @@ class Writer:
         site = _site(step, phase, name, port, call, sample)
         tail = encode_details(details, site) if details else ""
         if self._queue is None:
-            self._claim(site)
             with self._lock:
+                self._claim(site)
                 self._write(site, dtype, _plain_bytes(array), tail)
             return
         weight = self._queue.reserve(array.nbytes)
         try:
-            self._claim(site)
+            with self._lock:
+                self._claim(site)
             copy = array.copy(order="C") if array.dtype.byteorder != ">" else _plain_bytes(array)
         except BaseException:
             self._queue.release(weight)
@@ -170,13 +171,14 @@ class Writer:
     def _put_line(self, site: Site, dtype: str | None, shape: tuple[int, ...] | None, tail: str) -> None:
         line = encode_line(site, dtype, shape, None, tail)
         if self._queue is None:
-            self._claim(site)
             with self._lock:
+                self._claim(site)
                 self._write_line(line)
             return
         weight = self._queue.reserve(len(line))
         try:
-            self._claim(site)
+            with self._lock:
+                self._claim(site)
         except BaseException:
             self._queue.release(weight)
             raise
@@ -185,12 +187,11 @@ class Writer:
     def _claim(self, site: Site) -> None:
         """A site may be put once. Hashes are kept, not sites: 100,000 tensors cost 8 MiB."""
         key = hash(site)
-        with self._lock:
-            if self._closed:
-                raise SiteError(f"{self.path}: {site} was put after the trace was closed; put it before")
-            if key in self._seen:
-                raise SiteError(f"{self.path}: {site} was put twice; give the second one its own call, sample or step")
-            self._seen.add(key)
+        if self._closed:
+            raise SiteError(f"{self.path}: {site} was put after the trace was closed; put it before")
+        if key in self._seen:
+            raise SiteError(f"{self.path}: {site} was put twice; give the second one its own call, sample or step")
+        self._seen.add(key)
 
     def _write(self, site: Site, dtype: str, array: Array, tail: str) -> None:
         self._check_usable()

@@ -1,0 +1,102 @@
+"""The native kernel and the definition give the same numbers, to the last bit, whatever they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firstdrift import _kernels
+from firstdrift._kernels import definition
+
+from . import pairs as p
+
+native = pytest.importorskip("firstdrift._kernels.native", reason="the native kernel is not compiled here")
+
+
+@pytest.fixture(params=["avx2", "plain"], scope="module", autouse=True)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run everything with and without AVX2."""
+    if native.use_avx2(request.param == "avx2") != (request.param == "avx2"):
+        pytest.skip("no AVX2 on this machine")
+    yield request.param
+    native.use_avx2(True)
+
+
+def assert_twins(reference: p.Array, candidate: p.Array) -> None:
+    for full in (True, False):
+        expected = definition.measure(reference, candidate, full=full)
+        assert _kernels.measure(reference, candidate, full=full) == expected
+        assert _kernels.measure(reference, candidate, full=full, threads=3) == expected
+
+
+@settings(max_examples=250, deadline=None)
+@given(p.pairs(p.NATIVE + p.COMPLEX))
+def test_measurements_are_equal_to_the_last_bit(pair: tuple[p.Array, p.Array]) -> None:
+    assert_twins(*pair)
+
+
+@settings(max_examples=150, deadline=None)
+@given(p.pairs(p.NATIVE + p.COMPLEX), st.sampled_from(p.LAYOUTS), st.sampled_from(p.LAYOUTS))
+def test_layout_does_not_change_a_measurement(pair: tuple[p.Array, p.Array], left: str, right: str) -> None:
+    reference, candidate = pair
+    expected = definition.measure(reference, candidate)
+    sides = p.restride(reference, left), p.restride(candidate, right)
+    assert _kernels.measure(*sides) == expected
+    assert definition.measure(*sides) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(p.pairs(p.FLOATS + p.COMPLEX + p.INTEGERS), st.sampled_from(p.LAYOUTS))
+def test_statistics_are_equal_to_the_last_bit(pair: tuple[p.Array, p.Array], layout: str) -> None:
+    array = p.restride(pair[0], layout)
+    assert _kernels.stats(array) == definition.stats(array)
+
+
+BIG = [(3_000_000,), (70, 70_000), (1, 65_536 + 64), (4200, 300), (70_000, 20), (33, 65_537), (1024, 1024), (300, 8192)]
+
+
+@pytest.mark.parametrize("shape", BIG, ids=str)
+@pytest.mark.parametrize("dtype", p.NATIVE, ids=str)
+def test_large_tensors_are_equal_and_do_not_depend_on_the_thread_count(
+    shape: tuple[int, ...], dtype: np.dtype[np.float64], instructions: str
+) -> None:
+    """More than one band, sampled distances, rows longer than a strip; ties everywhere in the rounder dtypes."""
+    if instructions == "plain" and dtype.itemsize == 2:
+        pytest.skip("the plain path is slow, and the same for these")
+    rng = np.random.default_rng(len(shape))
+    reference = rng.standard_normal(shape, np.float32).astype(dtype)
+    candidate = p.nudged(rng, reference)
+    candidate.reshape(-1)[:: candidate.size // 7] = np.nan
+    expected = definition.measure(reference, candidate)
+    for threads in (1, 2, 5, 40):
+        assert _kernels.measure(reference, candidate, threads=threads) == expected
+    assert _kernels.stats(candidate) == definition.stats(candidate)
+
+
+def test_rows_that_are_permutations_of_each_other_tie_in_the_same_way() -> None:
+    """Their sums differ in the last bits, by the order alone: only one order of summation finds the same worst row."""
+    rng = np.random.default_rng(5)
+    row = rng.standard_normal(1000)
+    reference = np.stack([rng.permutation(row) for _ in range(200)])
+    assert_twins(reference, np.zeros_like(reference))
+    assert_twins(reference.T.copy(), np.zeros_like(reference.T))
+
+
+def test_extreme_float64_values_are_scaled_in_both() -> None:
+    rng = np.random.default_rng(1)
+    for power in (300, 160, -170, -310):
+        reference = rng.standard_normal((40, 70)) * 10.0**power
+        assert_twins(reference, reference * (1 + 1e-9 * rng.standard_normal((40, 70))))
+        assert _kernels.stats(reference) == definition.stats(reference)
+
+
+def test_every_half_precision_value_is_read_right() -> None:
+    for dtype in p.NATIVE[2:]:
+        every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
+        assert_twins(every, every[::-1].copy())
+        assert_twins(every, np.roll(every, 1))
+        assert _kernels.stats(every) == definition.stats(every)
