@@ -1,0 +1,23 @@
+"""The native kernel; everything else about the project is in pyproject.toml."""
+
+import os
+
+from setuptools import Extension, setup
+
+# No fused multiply-add: sums must round as numpy's do. Only GCC and Clang have the vector types the kernel
+# uses; elsewhere, or without a compiler, the plain numpy kernel serves.
+FLAGS = [] if os.name == "nt" else ["-O3", "-std=c11", "-ffp-contract=off", "-Wno-psabi"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "firstdrift._kernels.native",
+            sources=["src/firstdrift/_kernels/native.c"],
+            depends=["src/firstdrift/_kernels/pair.h", "src/firstdrift/_kernels/passes.h"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
