@@ -129,7 +129,7 @@ def stage_path(plan: SavePlan, stage: str, layer: int) -> Path:
 
 def read_header(path: str | os.PathLike[str]) -> StageHeader:
     """The header of a stage file, checked against the size of the file before anything is allocated."""
-    if os.path.exists(path) and not os.path.isfile(path):
+    if Path(path).exists() and not Path(path).is_file():
         raise FormatError(f"{path}: is not a regular file; give the path of an APRT stage file")  # a pipe would hang
     with storage(path, "read the stage file", "check the path"), open(path, "rb") as file:
         header = StageHeader.parse(file.read(HEADER_BYTES), os.fspath(path))
@@ -155,7 +155,7 @@ def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[
 def is_stage_file(path: str | os.PathLike[str]) -> bool:
     """Whether the first four bytes can be read and are the magic."""
     try:
-        if not os.path.isfile(path):
+        if not Path(path).is_file():
             return False
         with open(path, "rb") as file:
             return file.read(4) == MAGIC

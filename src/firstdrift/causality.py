@@ -13,14 +13,15 @@ from .records import Record
 from .sites import BACKWARD_PHASES, PHASE_RANK, PHASES
 
 Place = tuple[str, int, bool]  # a module's name and call, and whether it is entered (`in.*`) or left there
-_LINE_ORDERED = frozenset({"fwd", "input", "loss", "lossgrad"})
+_LINE_ORDERED = frozenset({"input", "loss", "lossgrad"})  # outside the sequence of modules
 _EVIDENCE = sorted(PHASES, key=lambda phase: (phase != "fwd", phase != "weight"))  # of forward order, best first
 
 
 def causal_order(lines: Sequence[Record]) -> list[Record]:
     """The records, earliest cause first; those that nothing tells apart stay in line order."""
     stated = any("order" in record.details for record in lines)
-    position = _positions(lines) if stated or any(r.site.phase not in _LINE_ORDERED for r in lines) else {}
+    plain = not stated and all(record.site.phase == "fwd" or record.site.phase in _LINE_ORDERED for record in lines)
+    position = {} if plain else _positions(lines)
     first_call: dict[str, int] = {}
     for (name, _, entered), rank in position.items():
         if not entered:
@@ -28,7 +29,7 @@ def causal_order(lines: Sequence[Record]) -> list[Record]:
 
     def key(record: Record) -> tuple[int, int, int, int]:
         step, phase, name, port, call, sample = record.site
-        if phase in _LINE_ORDERED and not stated:
+        if phase in _LINE_ORDERED or (phase == "fwd" and not stated):
             rank = 0  # sorting is stable, so that these stay as they were written
         elif phase == "fwd" or phase == "agrad":
             rank = position[_place(phase, name, port, call)]
@@ -53,8 +54,10 @@ def stating_order(lines: Sequence[Record]) -> list[Record]:
 
 
 def forward_names(lines: Sequence[Record]) -> list[str]:
-    """The names of all modules in forward order."""
-    return list(dict.fromkeys(name for name, _, entered in _positions(lines) if not entered))
+    """The names of all modules in forward order: by where they return, or are entered if that is all we know."""
+    positions = _positions(lines)
+    returning = {name for name, _, entered in positions if not entered}
+    return list(dict.fromkeys(name for name, _, entered in positions if not entered or name not in returning))
 
 
 def _place(phase: str, name: str, port: str, call: int) -> Place:

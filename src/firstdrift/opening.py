@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .errors import NotATraceError, SelectionError, storage
 from .traces import Trace
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # Looked up in this order, imported on first need. A trace directory wins over anything else lying in it.
 BUILT_IN = {
@@ -65,7 +68,7 @@ def load_format(name: str) -> Format:
     others = _third_party()
     if name not in others:
         raise SelectionError(f"there is no format {name!r}; known are {', '.join([*BUILT_IN, *others])}")
-    return others[name]()
+    return _load(others[name])
 
 
 def _recognise(path: Path) -> Format:
@@ -77,7 +80,7 @@ def _recognise(path: Path) -> Format:
                 return format
             found.append(format)
     if not found:
-        found = [format for load in _third_party().values() if (format := load()).recognise(path)]
+        found = [format for point in _third_party().values() if (format := _load(point)).recognise(path)]
     if len(found) > 1:
         names = " and ".join(format.NAME for format in found)
         raise NotATraceError(f"{path}: could be {names}; say which with format=... or --format")
@@ -86,10 +89,20 @@ def _recognise(path: Path) -> Format:
     return found[0]
 
 
-def _third_party() -> dict[str, Callable[[], Format]]:
+def _third_party() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
-    return {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _load(point: EntryPoint) -> Format:
+    try:
+        format: Format = point.load()
+    except Exception as error:  # anything may go wrong while importing what others wrote
+        raise SelectionError(
+            f"the format {point.name!r} cannot be loaded from {point.value} ({error}); repair or uninstall it"
+        ) from error
+    return format
 
 
 def _why_not(path: Path) -> str:

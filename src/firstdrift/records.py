@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .dtypes import ITEMSIZE
 from .errors import FormatError, SiteError
-from .sites import MAX_INDEX, PHASE_RANK, Site, check_index, check_name, check_site, default_port
+from .sites import MAX_INDEX, PARAMETER_PHASES, PHASE_RANK, Site, check_index, check_name, check_site, default_port
 from .strict_json import Json, encode, plain, with_floats
 
 MAX_DIMS = 64  # numpy's own limit
@@ -138,6 +138,8 @@ def _without_data(site: Site, dtype: Json, shape: Json, at: Json, details: Mappi
 
 
 def _check_tensor(site: Site, dtype: Json, shape: Json) -> int:
+    if dtype is None:
+        raise FormatError(f"{site} has no 'dtype'; write one of {', '.join(ITEMSIZE)}")
     if type(dtype) is not str or dtype not in ITEMSIZE:
         raise FormatError(f"{site}: dtype {dtype!r} is not one of {', '.join(ITEMSIZE)}; write one of these")
     if type(shape) is not list:
@@ -177,14 +179,15 @@ def encode_line(site: Site, dtype: str | None, shape: Iterable[int] | None, at: 
 
 def encode_details(details: Mapping[str, Json], site: Site) -> str:
     """Optional keys as the tail of a line, validated as a reader would."""
-    named = {("from" if key == "producers" else key): item for key, item in details.items() if item is not None}
+    named = {("from" if key == "producers" else key): item for key, item in details.items()}
+    named = {key: item for key, item in named.items() if item is not None or key not in _CHECKS}
     if not named:
         return ""
     if "from" in named:
         named["from"] = [encode_producer(item, site) for item in named["from"]]
-    taken = _CORE & named.keys()
+    taken = (_CORE | {"end"}) & named.keys()
     if taken:
-        raise SiteError(f"{site}: {', '.join(sorted(taken))} is set by put itself; pass it by its own parameter")
+        raise SiteError(f"{site}: {', '.join(sorted(taken))} is the format's own; choose another key")
     try:
         text = encode(named)
     except FormatError as error:
@@ -203,13 +206,13 @@ def encode_producer(producer: Site | str, site: Site) -> dict[str, Json]:
     said: dict[str, Json] = {"name": producer.name}
     if producer.phase != site.phase:
         said["phase"] = producer.phase
-    if producer.port != default_port(producer.phase):
+    if producer.phase == "optim" or producer.port != default_port(producer.phase):
         said["port"] = producer.port
     if producer.call:
         said["call"] = producer.call
     if producer.step != site.step:
         said["step"] = producer.step
-    if producer.sample != site.sample:
+    if producer.sample != _default_sample(producer.phase, site):
         said["sample"] = producer.sample
     return said
 
@@ -219,10 +222,13 @@ def _producer(said: Json, site: Site) -> Site:
         raise FormatError(f"{site}: producer {said!r} in 'from' is not an object with a name; write one")
     phase = said.get("phase", site.phase)
     port = said.get("port", default_port(phase) if isinstance(phase, str) else "out")
-    made = Site(
-        said.get("step", site.step), phase, said["name"], port, said.get("call", 0), said.get("sample", site.sample)
-    )
-    return check_site(made)
+    sample = said["sample"] if "sample" in said else _default_sample(phase, site)
+    return check_site(Site(said.get("step", site.step), phase, said["name"], port, said.get("call", 0), sample))
+
+
+def _default_sample(phase: Json, site: Site) -> int | None:
+    """A producer is of its consumer's sample, unless it is a parameter, which has none."""
+    return None if phase == "optim" or (type(phase) is str and phase in PARAMETER_PHASES) else site.sample
 
 
 def _with_defaults(line: dict[str, Json]) -> tuple[Json, ...]:
@@ -266,6 +272,11 @@ def _check_aliases(key: str, item: Json, site: Site) -> None:
         check_name(alias, "alias")
 
 
+def _check_dims(key: str, item: Json, site: Site) -> None:
+    if type(item) is not list or not all(type(axis) is str for axis in item):
+        raise FormatError(f"{site}: {key!r} is {item!r}; it must be a list of axis names")
+
+
 def _check_producers(key: str, item: Json, site: Site) -> None:
     _typed(list, "a list of producers")(key, item, site)
     for producer in item:
@@ -285,7 +296,7 @@ _CHECKS: dict[str, Callable[[str, Json, Site], None]] = {
     **{key: _typed(str, "text") for key in ("op", "stage", "note", "absent")},
     **{key: _typed(dict, "an object") for key in ("attrs", "stats")},
     **dict.fromkeys(("order", "layer"), _check_number),
-    "dims": _typed(list, "a list of axis names"),
+    "dims": _check_dims,
     "aliases": _check_aliases,
     "from": _check_producers,
     "crc32": _check_crc,

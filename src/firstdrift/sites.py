@@ -30,19 +30,26 @@ class Site(NamedTuple):
     sample: int | None = None
 
     def __str__(self) -> str:
-        text = f"{self.phase} {self.name or '(root)'}:{self.port} step {self.step}"
+        text = f"{self.phase} {shown(self.name) or '(root)'}:{shown(self.port)} step {self.step}"
         if self.call:
             text += f" call {self.call}"
         return text if self.sample is None else f"{text} sample {self.sample}"
 
 
+def shown(text: str) -> str:
+    """A name for people: what a terminal would act on is escaped."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
 def default_port(phase: str) -> str:
     """The port meant when none is given: a module's one output, or a parameter's `weight`."""
+    if phase == "optim":
+        raise SiteError("optimizer state needs a port, for example 'weight.exp_avg'; give one")
     return "weight" if phase in PARAMETER_PHASES else "out"
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """Refuse a name that a file system, a terminal or another tool could trip over."""
+    """Refuse a name that is no text, too long, or would leave a directory where it is used as a path."""
     if type(name) is not str:
         raise SiteError(f"{what} {name!r} is a {type(name).__name__}; give a string")
     if len(name) > MAX_NAME:

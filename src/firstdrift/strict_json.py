@@ -24,9 +24,10 @@ scan: Callable[[str, int], tuple[Json, int]] = json.JSONDecoder(parse_constant=_
 
 def decode_object(text: str) -> dict[str, Json]:
     """Parse a text that is exactly one JSON object, faster than json.loads; raises FormatError."""
+    text = text.strip(" \t\r\n")
     try:
         value, end = scan(text, 0)
-        if end != len(text) and text[end:].strip(" \t\r\n"):
+        if end != len(text):
             raise ValueError(f"text follows the object: {text[end : end + 20]!r}")
     except StopIteration:
         raise FormatError("it is not a JSON object") from None

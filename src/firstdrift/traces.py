@@ -100,7 +100,9 @@ class Trace:
         number, offset, nbytes = record.at
         dtype = numpy_dtype(record.dtype)
         if not nbytes:
-            return np.empty(record.shape, dtype)
+            empty = np.empty(record.shape, dtype)
+            empty.flags.writeable = False
+            return empty
         mapped = self._map(number)
         if len(mapped) < offset + nbytes:
             raise FormatError(

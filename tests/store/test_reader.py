@@ -138,7 +138,7 @@ def test_a_header_that_is_not_text_is_refused(path):
     ("line", "message"),
     [
         (edited(dtype="f31"), "dtype 'f31' is not one of f64, f32"),
-        (edited(dtype=None), "dtype None"),
+        (edited(dtype=None), "has no 'dtype'"),
         (edited(dtype=["f32"]), "dtype ['f32']"),
         (edited(shape=[5]), "take 20 bytes but 'at' claims 16"),
         (edited(shape=[4.0]), "dimension 4.0"),

@@ -63,9 +63,7 @@ def test_every_put_is_readable_at_once(tmp_path):
         writer.put("x", "fwd", ONE * step, step=step)
         trace = fd.open_trace(tmp_path / "t")
         assert [float(trace.array(r)[0]) for r in trace] == [float(s) for s in range(step + 1)]
-        assert trace.problems == (
-            f"index.jsonl has no end line: its writer is still running; {step + 1} sites are there",
-        )
+        assert trace.problems == (f"index.jsonl has no end line: its writer is still running; sites there: {step + 1}",)
     writer.close()
 
 
@@ -107,8 +105,11 @@ def test_the_same_site_twice_is_refused_and_harms_nothing(tmp_path):
         ("x", "fwd", {"op": 3}, "'op' is 3; it must be text"),
         ("x", "fwd", {"producers": [{"name": "y"}]}, "producer"),
         ("x", "fwd", {"attrs": {"f": object()}}, "which JSON cannot hold"),
-        ("x", "fwd", {"dtype": "f32"}, "dtype is set by put itself"),
+        ("x", "fwd", {"dtype": "f32"}, "dtype is the format's own"),
         ("x", "fwd", {"order": -3}, "order -3"),
+        ("x", "fwd", {"end": 5}, "end is the format's own"),
+        ("x", "fwd", {"dims": ["a", 3]}, "it must be a list of axis names"),
+        ("x", "optim", {}, "optimizer state needs a port"),
     ],
 )
 def test_a_bad_site_is_refused_with_both_values_and_nothing_is_written(tmp_path, name, phase, options, message):

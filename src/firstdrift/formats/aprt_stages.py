@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..aprt import HEADER_BYTES, WHOLE_MODEL_LAYER, is_stage_file, read_header, write_stage_file
+from ..aprt import HEADER_BYTES, WHOLE_MODEL_LAYER, is_stage_file, output_path, read_header, write_stage_file
 from ..errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..records import Record, encode_producer
 from ..sites import Site, check_name
@@ -20,8 +20,9 @@ from .border import naming, without_raising
 
 NAME = "aprt"
 Stage = tuple[int, str]  # layer (or the sentinel) and stage name
-_LAYER = re.compile(r"layer-(0|[1-9]\d{0,9})")
-_SITE = re.compile(r"layer-(0|[1-9]\d{0,9})\.(.+)")
+NO_LAYER = -1  # of a directory such as layer-00, which no header can mean
+_LAYER = re.compile(r"layer-([0-9]{1,99})")
+_SITE = re.compile(r"layer-(0|[1-9][0-9]{0,9})\.(.+)", re.DOTALL)
 
 
 @without_raising
@@ -42,6 +43,8 @@ def read(path: Path) -> Trace:
                 raise NotATraceError(f"{path}: holds no stage files; expected layer-N/<stage>.bin or <stage>.bin")
         stages: dict[Stage, Path] = {}
         for file, layer in found:
+            if layer == NO_LAYER:
+                raise FormatError(f"{file.parent}: is not layer-N with N from 0 to {MAX_LAYER}, unpadded; rename it")
             stage = (layer, ALIASES.get(file.stem, file.stem))
             with naming(str(file)):
                 check_name(file.stem, "stage")
@@ -56,18 +59,24 @@ def read(path: Path) -> Trace:
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write a trace of decoder stages as stage files."""
-    targets = [(record, *_target(record)) for record in trace.records if record.at is not None]
+    targets = {_target(record): record for record in trace.records if record.at is not None}
+    left = sum(record.at is None for record in trace.lines)
+    if len(targets) + left < len(trace.lines):
+        raise SiteError(f"{trace.path}: has a stage and its alias in one layer; choose with --only")
     with storage(path, "write stage files here", "choose a directory that you may write"):
         if path.exists() and not overwrite and not (path.is_dir() and not any(path.iterdir())):
             raise TraceExistsError(f"{path}: is not empty; choose another path, or overwrite (--force)")
         for stale, _ in list(_stage_files(path)):
             if is_stage_file(stale):
                 stale.unlink()  # stages of an earlier run must not mix with these
-    for record, layer, stage in targets:
+    for (layer, stage), record in targets.items():
         write_stage_file(path, layer, stage, trace.array(record))
         advance(record.nbytes)
-    left = len(trace.lines) - len(targets)
-    return [f"{left} sites without values were left out: APRT can only hold tensors"] if left else []
+    flattened = sum(len(record.shape or ()) != 1 for record in targets.values())
+    return [
+        *([f"{flattened} tensors were flattened: APRT holds no shapes"] if flattened else []),
+        *([f"{left} sites without values were left out: APRT can only hold tensors"] if left else []),
+    ]
 
 
 def _target(record: Record) -> Stage:
@@ -76,9 +85,14 @@ def _target(record: Record) -> Stage:
         raise SiteError(
             f"{record.site} ({record.dtype}): APRT holds only float32 forward outputs of one step; choose with --only"
         )
+    layer, stage = WHOLE_MODEL_LAYER, name
     if match := _SITE.fullmatch(name):
-        return int(match[1]), match[2]
-    return WHOLE_MODEL_LAYER, name
+        layer, stage = int(match[1]), match[2]
+        if layer > MAX_LAYER:
+            raise SiteError(f"{record.site}: layer {layer} is above {MAX_LAYER}, which APRT cannot say; rename it")
+    stage = ALIASES.get(stage, stage)
+    output_path("", layer, stage)  # refuses what is no file name, before anything is written
+    return layer, stage
 
 
 def _stage_files(directory: Path) -> Iterable[tuple[Path, int]]:
@@ -86,14 +100,10 @@ def _stage_files(directory: Path) -> Iterable[tuple[Path, int]]:
     if not directory.is_dir():
         return
     for entry in sorted(directory.iterdir()):
-        if entry.name.startswith("layer-") and entry.is_dir():
-            files = sorted(entry.glob("*.bin"))
-            match = _LAYER.fullmatch(entry.name)
-            if files and not (match and int(match[1]) <= MAX_LAYER):
-                raise FormatError(f"{entry}: is not layer-N with N from 0 to {MAX_LAYER}, unpadded; rename it")
-            for file in files:
-                assert match
-                yield file, int(match[1])
+        if match := _LAYER.fullmatch(entry.name):
+            canonical = match[1] == str(int(match[1])) and int(match[1]) <= MAX_LAYER
+            for file in sorted(entry.glob("*.bin")):
+                yield file, int(match[1]) if canonical else NO_LAYER
         elif entry.suffix == ".bin" and entry.is_file():
             yield entry, WHOLE_MODEL_LAYER
 

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..store.reader import NAME, read, recognise
+from ..store import reader
+from ..store.reader import NAME, read
 from ..store.writer import Writer
+from ..strict_json import Json
 from ..traces import Trace
+from .border import without_raising
 
 __all__ = ["NAME", "read", "recognise", "write"]
 
+_OPTIONS = frozenset({"self", "path", "overwrite", "checksum", "background"})
+_PARAMETERS = frozenset({"self", "array", "reason", "producers"})
+_SAID_OTHERWISE = frozenset({"crc32", "stats", "absent", "from"})
 _SET_BY_WRITER = frozenset({"format", "version", "rank", "ranks"})
+recognise = without_raising(reader.recognise)
 
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write any trace as a trace directory, with checksums where the source had them."""
     checksum = any("crc32" in record.details for record in trace.lines)
+    left: set[str] = set()
+
+    def free(said: Mapping[str, Json], taken: frozenset[str]) -> dict[str, Json]:
+        left.update(said.keys() & taken)
+        return {key: item for key, item in said.items() if key not in taken}
+
     header = {key: item for key, item in trace.header.items() if key not in _SET_BY_WRITER}
-    with Writer(path, overwrite=overwrite, checksum=checksum, **header) as writer:
+    with Writer(path, overwrite=overwrite, checksum=checksum, **free(header, _OPTIONS)) as writer:
         for record in trace.lines:
             step, phase, name, port, call, sample = record.site
             place: dict[str, Any] = {"port": port, "step": step, "call": call, "sample": sample}
-            details = {
-                key: item for key, item in record.details.items() if key not in ("crc32", "stats", "absent", "from")
-            }
+            details = {key: item for key, item in record.details.items() if key not in _SAID_OTHERWISE}
+            details = free(details, _PARAMETERS)
             details["producers"] = record.producers
             if record.absent is not None:
                 writer.put_absent(name, phase, record.absent, **place, **details)
@@ -45,4 +57,4 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 stats = record.details.get("stats")
                 writer.put(name, phase, trace.array(record), **place, stats=stats, **details)
             advance(record.nbytes)
-    return []
+    return [f"the keys {', '.join(sorted(left))} were left out: the writer has parameters of that name"] if left else []

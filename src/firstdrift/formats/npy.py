@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from io import BytesIO
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from ..records import tensor_bytes
 from ..sites import Site
 
 MAX_HEADER = 64 << 10
+READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 _ANYWHERE = Site(0, "fwd", "", "out")
 
 
@@ -34,18 +37,18 @@ class NpyHeader(NamedTuple):
 
 def read_npy_header(file: BinaryIO, size: int, place: str) -> NpyHeader:
     """Parse the header at the file's position; `size` is what the whole npy is known to have."""
-    start = file.tell()
     try:
-        version = numpy_format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise FormatError(f"npy version {version[0]}.{version[1]} is not 1.0 or 2.0")
-        read = numpy_format.read_array_header_1_0 if version == (1, 0) else numpy_format.read_array_header_2_0
-        shape, fortran, stored = read(file, max_header_size=MAX_HEADER)
+        text = _header_bytes(file)
+        offset = len(text.getvalue())
+        read = READERS[numpy_format.read_magic(text)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files from Python 2, and of odd escapes in hostile ones
+            shape, fortran, stored = read(text, max_header_size=MAX_HEADER)
     except FirstdriftError as error:
         raise FormatError(f"{place}: {error}; save it again with numpy") from None
     except Exception as error:  # whatever numpy's parser makes of hostile text, it is one thing to us
-        text = str(error).split("\n")[0]
-        raise FormatError(f"{place}: not a readable npy header ({text}); save it again with numpy") from None
+        why = str(error).split("\n")[0]
+        raise FormatError(f"{place}: not a readable npy header ({why}); save it again with numpy") from None
     if stored.hasobject:
         raise FormatError(f"{place}: holds pickled Python objects, which are never loaded; save plain numbers")
     dtype = dtype_name(stored)
@@ -56,9 +59,21 @@ def read_npy_header(file: BinaryIO, size: int, place: str) -> NpyHeader:
         nbytes = tensor_bytes(_ANYWHERE, dtype, list(shape))
     except FormatError:
         raise FormatError(f"{place}: shape {shape} is impossible; save it again") from None
-    offset = file.tell() - start
     if offset + nbytes != size:
         raise FormatError(
             f"{place}: {dtype}{list(shape)} takes {offset + nbytes} bytes but {size} are there; save it again"
         )
     return NpyHeader(dtype, tuple(shape), offset, nbytes, stored, fortran)
+
+
+def _header_bytes(file: BinaryIO) -> BytesIO:
+    """The header alone, its length judged first: numpy would allocate whatever it claims, up to 4 GiB."""
+    magic = file.read(8)
+    version = magic[6], magic[7]
+    if version not in READERS:
+        raise FormatError(f"npy version {version[0]}.{version[1]} is not 1.0 or 2.0")
+    length = file.read(2 if version == (1, 0) else 4)
+    claimed = int.from_bytes(length, "little")
+    if claimed > MAX_HEADER:
+        raise FormatError(f"its header claims {claimed} bytes, more than {MAX_HEADER}")
+    return BytesIO(magic + length + file.read(claimed))

@@ -16,11 +16,12 @@ from numpy.lib import format as numpy_format
 from ..atomic import replacing
 from ..causality import forward_names
 from ..dtypes import ML_NAMES
-from ..errors import FormatError, SiteError, TraceExistsError, storage
+from ..errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..records import Record
 from ..sites import PHASE_RANK, Site, check_site, default_port
 from ..traces import Array, Trace
-from .keys import PHASE_ALIASES
+from .border import naming, without_raising
+from .keys import PHASE_ALIASES, says_port
 from .npy import NpyHeader, read_npy_header
 from .probe_order import infer_order
 
@@ -28,12 +29,13 @@ NAME = "npy"
 PROBES = "probes.txt"
 LOSS = "loss"  # the probe of the loss gradient; it needs no line in the manifest
 MAX_MANIFEST = 16 << 20
-_STEP = re.compile(r"step(\d{1,18})")
-_SAMPLE = re.compile(r"s(\d{1,18})")
+_STEP = re.compile(r"step([0-9]{1,18})")
+_SAMPLE = re.compile(r"s([0-9]{1,18})")
 _TAG_OF = {phase: tag for tag, phase in PHASE_ALIASES.items()}
 _READABLE = "check that it exists and that you may read it"
 
 
+@without_raising
 def recognise(path: Path) -> bool:
     """Whether a directory holds npy files, or step directories that do."""
     return path.is_dir() and (any(path.glob("*.npy")) or any(any(d.glob("*.npy")) for _, d in _step_directories(path)))
@@ -42,9 +44,14 @@ def recognise(path: Path) -> bool:
 def read(path: Path, order: Path | None = None) -> Trace:
     """Open one step directory, or a directory of them."""
     with storage(path, "read the npy files", _READABLE):
+        path.stat()
         steps = _step_directories(path) or [(_step_number(path), path)]
+        if steps[0][1] != path and (mixed := next(path.glob("*.npy"), None)):
+            raise FormatError(f"{mixed}: lies beside step directories; move it into the step it belongs to")
         found = [(_site(file, step), file) for step, directory in steps for file in directory.glob("*.npy")]
-        found.sort(key=lambda pair: (pair[0].port != "weight", pair[0].port, pair[1]))  # a weight before its bias
+        found.sort(key=_within_a_probe)
+        if not found:
+            raise NotATraceError(f"{path}: holds no npy files; expected stepNNN/<probe>.<phase>[.sNNN].npy")
         sites, files = [site for site, _ in found], [file for _, file in found]
         headers = [_header(file) for file in files]
         probes, notes = _forward_probes(path, steps, order, sites, headers)
@@ -57,7 +64,11 @@ def read(path: Path, order: Path | None = None) -> Trace:
             special[site] = _mapper(files[number], header)
     _refuse_duplicates(lines, files)
     recorded = {site.name for site in sites}
-    problems = [f"probe {probe!r} is in {PROBES} but has no file" for probe in probes if probe not in recorded]
+    problems = [
+        f"probe {probe!r} is in {order.name if order else PROBES} but has no file"
+        for probe in probes
+        if probe not in recorded
+    ]
     header_keys = {"probes": probes}
     return Trace(
         path, NAME, lines, files.__getitem__, header=header_keys, problems=problems, notes=notes, special=special
@@ -67,31 +78,43 @@ def read(path: Path, order: Path | None = None) -> Trace:
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write a trace as step directories with a manifest. Returns what had to change on the way."""
     names = {record.site: _file_name(record) for record in trace.lines if record.at is not None}
-    probes = [name for name in forward_names(trace.lines) if name != LOSS]
-    if path.exists() and not overwrite and any(path.iterdir()):
-        raise TraceExistsError(f"{path}: is not empty; choose another path, or overwrite (--force)")
+    recorded = dict.fromkeys([*forward_names(trace.lines), *(record.site.name for record in trace.records)])
+    probes = [name for name in recorded if name != LOSS]
     widened = 0
     with storage(path, "write the npy files", "choose a directory that you may write, with room for it"):
-        for stale in [file for _, directory in _step_directories(path) for file in directory.glob("*.npy")]:
-            stale.unlink()  # samples of an earlier, larger run must not linger
+        _make_room(path, overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        with replacing(path / PROBES) as file:  # first, so that a write that fails has promised what is missing
+            file.write("".join(f"{probe}\n" for probe in probes).encode())
         for record in trace.records:
             if record.at is None:
                 continue
             directory = path / f"step{record.site.step:03d}"
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(exist_ok=True)
             array = trace.array(record)
             if record.dtype in ML_NAMES:
                 array, widened = _widen(array), widened + 1
             with replacing(directory / names[record.site]) as file:
                 numpy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
             advance(record.nbytes)
-        with replacing(path / PROBES) as file:
-            file.write("".join(f"{probe}\n" for probe in probes).encode())
     left = sum(record.at is None for record in trace.lines)
     return [
         *([f"{widened} tensors were widened to float32, exactly: npy has no bfloat16 or float8"] if widened else []),
         *([f"{left} sites without values were left out: npy can only hold tensors"] if left else []),
     ]
+
+
+def _make_room(path: Path, overwrite: bool) -> None:
+    """Refuse what is there, or remove what a reader would take for a part of the new trace."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not overwrite or not path.is_dir():
+        raise TraceExistsError(f"{path}: is not an empty directory; choose another path, or overwrite (--force)")
+    if any(path.glob("*.npy")):
+        raise TraceExistsError(f"{path}: has npy files outside of step directories; choose another path")
+    for _, directory in _step_directories(path):
+        for stale in [*directory.glob("*.npy"), directory / PROBES]:
+            stale.unlink(missing_ok=True)  # samples of an earlier, larger run must not linger
 
 
 def check_same_probes(reference: Trace, candidate: Trace) -> None:
@@ -133,19 +156,36 @@ def _site(file: Path, step: int) -> Site:
     if len(rest) > 1 and (match := _SAMPLE.fullmatch(rest[-1])):
         sample = int(match[1])
         rest.pop()
-    return check_site(Site(step, phase, probe, ".".join(rest[1:]) or default_port(phase), 0, sample))
+    with naming(str(file)):
+        return check_site(Site(step, phase, probe, ".".join(rest[1:]) or default_port(phase), 0, sample))
+
+
+def _within_a_probe(found: tuple[Site, Path]) -> tuple[bool, bool, str, Path]:
+    """What goes in before what comes out, a weight before its bias."""
+    site, file = found
+    return not site.port.startswith("in."), site.port != "weight", site.port, file
 
 
 def _header(file: Path) -> NpyHeader:
+    if not file.is_file():
+        raise FormatError(f"{file}: is not a regular file; remove or rename it")  # a pipe would hang
     with open(file, "rb") as stream:
         return read_npy_header(stream, file.stat().st_size, str(file))
 
 
 def _mapper(file: Path, header: NpyHeader) -> Callable[[], Array]:
     """Fortran order and big-endian bytes are mapped as they are: another stride, another byte order."""
-    return lambda: np.memmap(
-        file, header.stored, "r", header.offset, header.shape, order="F" if header.fortran else "C"
-    )
+
+    def map_file() -> Array:
+        with storage(file, "read it", _READABLE):
+            try:
+                return np.memmap(
+                    file, header.stored, "r", header.offset, header.shape, order="F" if header.fortran else "C"
+                )
+            except ValueError:
+                raise FormatError(f"{file}: is shorter now; it was changed after opening, open it again") from None
+
+    return map_file
 
 
 def _forward_probes(
@@ -153,8 +193,10 @@ def _forward_probes(
 ) -> tuple[list[str], list[str]]:
     """The probes in forward order, and a note when that order is a guess."""
     recorded = {site.name for site in sites} - {LOSS}
-    beside = [directory / PROBES for _, directory in steps] + [path / PROBES, path.parent / PROBES]
-    manifests = [order] if order else [file for file in dict.fromkeys(beside) if file.is_file()]
+    own = [directory / PROBES for _, directory in steps] + [_parent(directory) / PROBES for _, directory in steps]
+    manifests = [order] if order else [file for file in dict.fromkeys(own) if file.is_file()]
+    if not manifests and (shared := _parent(path) / PROBES).is_file():  # one list above the dumps of both sides
+        manifests = [shared]
     if manifests:
         probes = _read_manifest(manifests[0])
         for other in manifests[1:]:
@@ -166,9 +208,13 @@ def _forward_probes(
         return probes, []
     lengths = {
         site.name: header.shape[-1] for site, header in zip(sites, headers, strict=True)
-        if site.phase == "fwd" and header.shape
+        if site.phase in ("fwd", "agrad") and header.shape
     }  # fmt: skip
     return infer_order(recorded, lengths), [f"forward order was inferred from names; put a {PROBES} beside the steps"]
+
+
+def _parent(directory: Path) -> Path:
+    return directory.parent if directory.name not in ("", "..") else directory.resolve().parent
 
 
 def _read_manifest(file: Path) -> list[str]:
@@ -176,7 +222,7 @@ def _read_manifest(file: Path) -> list[str]:
         if file.stat().st_size > MAX_MANIFEST:
             raise FormatError(f"{file}: {file.stat().st_size} bytes are no probe list; one probe a line is expected")
         try:
-            lines = file.read_bytes().decode("utf-8").splitlines()
+            lines = file.read_bytes().decode("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise FormatError(f"{file}: is not UTF-8 at byte {error.start}; save it as plain text") from None
     probes = [line.strip() for line in lines if line.strip()]
@@ -191,19 +237,20 @@ def _read_manifest(file: Path) -> list[str]:
 
 
 def _check_probe(probe: str, place: str) -> None:
-    if not probe or "." in probe or "/" in probe or "\\" in probe or "\0" in probe:
+    if any(mark in probe for mark in "./\\\0\ufeff") or probe.splitlines() != [probe] or probe != probe.strip():
         raise SiteError(
-            f"{place}: probe {probe!r} is empty or has a dot or slash, which its file name cannot carry; rename it"
+            f"{place}: probe {probe!r} is empty or has a dot, slash, line break or outer space, which file names or "
+            f"{PROBES} cannot carry; rename it"
         )
 
 
 def _file_name(record: Record) -> str:
     _, phase, name, port, call, sample = record.site
     _check_probe(name, str(record.site))
-    if call or _SAMPLE.fullmatch(port.rpartition(".")[2]) or "/" in port or "\\" in port:
+    if call or not port or _SAMPLE.fullmatch(port.rpartition(".")[2]) or any(mark in port for mark in "/\\\0"):
         raise SiteError(f"{record.site}: npy step directories cannot say its call or port; export to npz instead")
     parts = [name, _TAG_OF.get(phase, phase)]
-    if port != default_port(phase) or phase in _TAG_OF:
+    if phase in _TAG_OF or says_port(phase, port):
         parts.append(port)
     if sample is not None:
         parts.append(f"s{sample:03d}")

@@ -15,11 +15,11 @@ from ..atomic import replacing_path
 from ..dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
 from ..errors import FirstdriftError, FormatError, TraceExistsError, storage
 from ..records import Record
-from ..sites import check_name
 from ..traces import Array, Trace
 from . import carried
+from .border import without_raising
 from .carried import Stored
-from .keys import key_of, site_of
+from .keys import keys_of
 from .npy import NpyHeader, read_npy_header
 
 NAME = "npz"
@@ -27,8 +27,10 @@ INDEX = "__firstdrift__.json"
 MAX_INDEX_BYTES = 1 << 30
 MAX_DEFLATE_RATIO = 1100  # deflate cannot do better than 1032 to 1; a claim above this is a lie
 _LOCAL_HEADER = 30
+_END_RECORD = 22
 
 
+@without_raising
 def recognise(path: Path) -> bool:
     """Whether a file is a zip archive that is named npz."""
     return path.suffix == ".npz" and path.is_file()
@@ -57,11 +59,13 @@ def _read(path: Path, file: BinaryIO) -> Trace:
             place = f"{path}, member {info.filename!r}"
             _check_claims(info, size, place)
             if info.filename == INDEX:
+                if index is not None:
+                    raise FormatError(f"{place}: is there twice; export the trace again")
                 index = archive.read(info).decode("utf-8")
                 continue
             if not info.filename.endswith(".npy"):
                 raise FormatError(f"{place}: is not a .npy file; save it again with numpy")
-            key = check_name(info.filename.removesuffix(".npy"), "key")
+            key = info.filename.removesuffix(".npy")
             if key in stored:
                 raise FormatError(f"{place}: is there twice; give every array its own name")
             start = _data_start(file, info, place)
@@ -70,22 +74,18 @@ def _read(path: Path, file: BinaryIO) -> Trace:
             stored[key] = Stored(header.dtype, header.shape, (0, start + header.offset, header.nbytes))
             if info.compress_type != zipfile.ZIP_STORED or not header.is_plain:
                 special[key] = _reader(path, info.filename, header)
-    if index is not None:
-        said, lines = carried.read_index(index, stored, str(path))
-    else:
-        said = {}
-        lines = [Record(site_of(key, otherwise="fwd"), *held) for key, held in stored.items()]
+        _check_frame(file, size, archive, path)
+    said, lines, problems = carried.read_container(index, stored, str(path), otherwise="fwd")
     keys = {held.at: key for key, held in stored.items()}
     by_site = {r.site: _as(special[keys[r.at]], r) for r in lines if r.at in keys and keys[r.at] in special}
-    if len({record.site for record in lines}) < len(lines):
-        raise FormatError(f"{path}: two of its keys mean the same site; rename one")
-    return Trace(path, NAME, lines, lambda number: path, header=said, special=by_site)
+    return Trace(path, NAME, lines, lambda number: path, header=said, problems=problems, special=by_site)
 
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write a trace as an uncompressed archive that numpy can load, its index carried along."""
     if path.exists() and not overwrite:
         raise TraceExistsError(f"{path}: exists; choose another path, or overwrite (--force)")
+    keys = keys_of(record.site for record in trace.records if record.at is not None)
     with storage(path, "write the archive", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_path(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
@@ -95,10 +95,10 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 array = trace.array(record)
                 if record.dtype in ML_NAMES:
                     array = array.view(f"u{ITEMSIZE[record.dtype]}")
-                with archive.open(_member(f"{key_of(record.site)}.npy"), "w", force_zip64=True) as member:
+                with archive.open(_member(f"{keys[record.site]}.npy"), "w", force_zip64=True) as member:
                     numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
                 advance(record.nbytes)
-            archive.writestr(_member(INDEX), carried.write_index(trace))
+            archive.writestr(_member(INDEX), carried.write_index(trace, keys))
     return []
 
 
@@ -115,8 +115,21 @@ def _check_claims(info: zipfile.ZipInfo, size: int, place: str) -> None:
         raise FormatError(
             f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, which is a lie"
         )
+    if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+        raise FormatError(
+            f"{place}: is stored, and yet claims {info.file_size} bytes of {info.compress_size}; save it again"
+        )
     if info.filename == INDEX and info.file_size > MAX_INDEX_BYTES:
         raise FormatError(f"{place}: {info.file_size} bytes are no index; export the trace again")
+
+
+def _check_frame(file: BinaryIO, size: int, archive: zipfile.ZipFile, path: Path) -> None:
+    """zipfile finds an archive among other bytes; what those are, nobody knows."""
+    before = min((info.header_offset for info in archive.infolist()), default=0)
+    file.seek(max(0, size - _END_RECORD - len(archive.comment)))
+    if before or file.read(4) != b"PK\x05\x06":
+        where = f"{before} bytes stand before" if before else "bytes follow"
+        raise FormatError(f"{path}: {where} the archive, as if files were joined; save it again with numpy")
 
 
 def _data_start(file: BinaryIO, info: zipfile.ZipInfo, place: str) -> int:
@@ -148,5 +161,5 @@ def _as(reader: Callable[[], Array], record: Record) -> Callable[[], Array]:
     """The member as its record's dtype: bfloat16 and float8 lie there as unsigned integers."""
     if record.dtype not in ML_NAMES:
         return reader
-    dtype = numpy_dtype(record.dtype)
-    return lambda: reader().view(dtype)
+    dtype, unsigned = numpy_dtype(record.dtype), f"<u{ITEMSIZE[record.dtype]}"
+    return lambda: np.asarray(reader(), unsigned).view(dtype)

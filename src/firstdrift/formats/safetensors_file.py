@@ -10,13 +10,14 @@ import numpy as np
 
 from ..atomic import replacing_path
 from ..errors import FirstdriftError, FormatError, NotATraceError, SiteError, TraceExistsError, storage
-from ..records import Record, tensor_bytes
-from ..sites import Site, check_name
+from ..records import tensor_bytes
+from ..sites import Site
 from ..strict_json import Json, decode_object
 from ..traces import Trace
 from . import carried
+from .border import naming, without_raising
 from .carried import Stored
-from .keys import key_of, site_of
+from .keys import keys_of
 
 NAME = "safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -30,6 +31,7 @@ DTYPES = {
 _ANYWHERE = Site(0, "weight", "", "weight")
 
 
+@without_raising
 def recognise(path: Path) -> bool:
     """Whether a path is a safetensors file, a shard index, or a directory with either."""
     if path.is_dir():
@@ -47,14 +49,8 @@ def read(path: Path) -> Trace:
         else:
             files, problems = [file], []
             stored, text = _read_file(file, 0)
-    if text is not None:
-        header, lines = carried.read_index(text, stored, str(file))
-    else:
-        header = {}
-        lines = [Record(site_of(key, otherwise="weight"), *held) for key, held in stored.items()]
-    if len({record.site for record in lines}) < len(lines):
-        raise FormatError(f"{file}: two of its keys mean the same site; rename one")
-    return Trace(path, NAME, lines, files.__getitem__, header=header, problems=problems)
+    header, lines, unnamed = carried.read_container(text, stored, str(file), otherwise="weight")
+    return Trace(path, NAME, lines, files.__getitem__, header=header, problems=[*problems, *unnamed])
 
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
@@ -63,6 +59,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
 
     if path.exists() and not overwrite:
         raise TraceExistsError(f"{path}: exists; choose another path, or overwrite (--force)")
+    keys = keys_of(record.site for record in trace.records if record.at is not None)
     tensors = {}
     for record in trace.records:
         if record.at is None:
@@ -72,12 +69,12 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 f"{record.site}: safetensors has no {record.dtype}; export to npz, or leave it out with --only"
             )
         # The library writes from each array's memory: mapped arrays cost nothing, others are made contiguous.
-        tensors[key_of(record.site)] = np.require(trace.array(record), requirements="C")
+        tensors[keys[record.site]] = np.require(trace.array(record), requirements="C")
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_path(path) as partial:
             try:
-                save_file(tensors, partial, metadata={carried.NAME: carried.write_index(trace)})
+                save_file(tensors, partial, metadata={carried.NAME: carried.write_index(trace, keys)})
             except Exception as error:  # the library reports a full disk by an error of its own
                 raise OSError(None, str(error), str(path)) from error
     advance(trace.nbytes)
@@ -113,11 +110,11 @@ def _read_file(file: Path, number: int) -> tuple[dict[str, Stored], str | None]:
         offset = 8 + int.from_bytes(stream.read(8), "little")  # the library has checked that nothing lies between
     stored: dict[str, Stored] = {}
     for key, kind, shape in claims:
-        check_name(key, "key")
         dtype = DTYPES.get(kind)
         if dtype is None:
             raise FormatError(f"{file}: {key!r} has dtype {kind}, which a trace cannot hold; convert it")
-        nbytes = tensor_bytes(_ANYWHERE, dtype, shape)
+        with naming(f"{file}, tensor {key!r}"):
+            nbytes = tensor_bytes(_ANYWHERE, dtype, shape)
         stored[key] = Stored(dtype, tuple(shape), (number, offset, nbytes))
         offset += nbytes
     if offset != os.path.getsize(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ def _read_index(path: Path, problems: list[str]) -> tuple[list[Record], bool]:
         problems.append(f"{INDEX}, line {reader.torn} is torn: the writer was stopped while writing it")
     if reader.end is None:
         what = "its writer is still running" if alive else "the writer was stopped before it closed the trace"
-        problems.append(f"{INDEX} has no end line: {what}; {len(lines)} sites are there")
+        problems.append(f"{INDEX} has no end line: {what}; sites there: {len(lines)}")
     elif reader.end != len(lines):
         problems.append(
             f"{INDEX} has {len(lines)} lines but its end line counts {reader.end}; lines were lost or added"
@@ -140,8 +141,19 @@ def _check_bytes(path: Path, lines: list[Record], problems: list[str]) -> list[R
 
 def _check_ranks(path: Path, header: dict[str, Json], problems: list[str]) -> None:
     """The run says how many ranks it had; those that are not there are missing."""
-    there = {rank for rank, directory in rank_directories(path).items() if recognise(directory)}
+    there = {rank: directory for rank, directory in rank_directories(path).items() if recognise(directory)}
     missing = [rank for rank in range(1, header.get("ranks", 1)) if rank not in there]
     if missing:
         some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         problems.append(f"{len(missing)} of {header['ranks']} ranks left no trace in this run: {some}")
+    for rank, directory in there.items():
+        if rank < header.get("ranks", 1) and not _has_end_line(directory / INDEX):
+            problems.append(f"rank {rank} is not complete: its {INDEX} has no end line")
+
+
+def _has_end_line(index: Path) -> bool:
+    if not index.is_file():
+        return False
+    with open(index, "rb") as file:
+        file.seek(max(0, index.stat().st_size - 64))
+        return re.search(rb'\{"end":\s*\d+\}\s*$', file.read()) is not None

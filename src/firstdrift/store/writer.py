@@ -47,6 +47,7 @@ class Writer:
     def __init__(
         self,
         path: str | os.PathLike[str],
+        /,
         *,
         overwrite: bool = False,
         checksum: bool = False,
@@ -56,7 +57,8 @@ class Writer:
         **header: Json,
     ) -> None:
         if not (0 <= rank < ranks <= MAX_RANKS):
-            raise SiteError(f"rank {rank} of {ranks} ranks is impossible; count from 0 and stay below {MAX_RANKS}")
+            most = f"; at most {MAX_RANKS} ranks" if ranks > MAX_RANKS else f"; count ranks from 0 to {ranks - 1}"
+            raise SiteError(f"rank {rank} of {ranks} ranks is impossible{most}")
         self._root = Path(path)
         self.path = rank_directory(self._root, rank)
         text = new_header(rank, ranks, header)
@@ -137,6 +139,7 @@ class Writer:
         name: str,
         phase: str,
         reason: str,
+        /,
         *,
         port: str | None = None,
         step: int = 0,
