@@ -4,9 +4,13 @@
 ```text            directly after a python block: what that block prints, to the letter; without one it prints nothing
 ```console         every line that begins with `$ ` is run by a shell there, and must print the lines below it
 ```c file=PATH     the file PATH of the repository, to the letter; it is put into the directory
+```python file=NAME, ```toml file=NAME    a file that is put into the directory, for the blocks that follow
 ```json            a trace.json that the reader accepts
 ```jsonl           lines of an index.jsonl that the reader accepts
 ``` ... not run: REASON
+
+When a command rightly prints something else, `FIRSTDRIFT_REWRITE_DOCS=1 pytest tests/test_docs.py` puts what is true
+into the pages.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import firstdrift as fd
 from firstdrift import dtypes, errors, records, sites, stages
@@ -43,6 +49,7 @@ FORMATS = ROOT / "docs" / "formats.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN_BY_HAND = [page for page in PAGES if page.name not in ("cli.md", "python.md")]
 C_PROGRAM = ROOT / "examples" / "write_trace.c"
+REWRITE = "if that is right: FIRSTDRIFT_REWRITE_DOCS=1 .venv/bin/pytest tests/test_docs.py, and read what changed"
 STRICT_C = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -84,98 +91,131 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 class Runner:
-    """Executes the blocks of one page in the current directory."""
+    """Executes the blocks of one page in the current directory, and keeps what each of them should show."""
 
     def __init__(self, page: Path) -> None:
         self.page = page
         self.names: dict[str, object] = {"__name__": "__docs__"}
+        self.true: list[tuple[Block, str]] = []  # blocks that show something, and what that is in truth
+        self.waiting: tuple[str, str] | None = None  # where a python block stands, and what it printed
 
     def run(self) -> None:
-        waiting: tuple[str, str] | None = None  # where a python block stands, and what it printed
         for block in blocks(self.page.read_text("utf-8")):
-            place = f"{self.page.name}, line {block.line}"
-            if waiting and block.info == "text" and block.follows_block:
-                _compare(waiting[1], block.text, place)
-                waiting = None
+            if self.waiting and block.info == "text" and block.follows_block:
+                self.true.append((block, self.waiting[1]))
+                self.waiting = None
                 continue
-            _nothing_left(waiting)
-            waiting = None
-            if block.reason is not None:
-                assert len(block.reason.split()) >= 2, f"{place}: 'not run' needs a reason"
-            elif block.language == "python":
-                waiting = place, self._python(block)
-            elif block.language == "console":
-                self._console(block, place)
-            elif block.language == "c":
-                self._c(block, place)
-            elif block.language == "json":
-                layout.parse_header(block.text, Path(place))
-            elif block.language == "jsonl":
-                for line in map(json.loads, block.text.splitlines()):
-                    assert "end" in line or parse_record(line)
+            self._nothing_is_hidden()
+            if block.reason is None:
+                self._execute(block)
             else:
-                pytest.fail(f"{place}: a block ```{block.info} is not executed; say why with 'not run: REASON'")
-        _nothing_left(waiting)
+                assert len(block.reason.split()) >= 2, f"{self._place(block)}: 'not run' needs a reason"
+        self._nothing_is_hidden()
 
-    def _python(self, block: Block) -> str:
+    def compare(self) -> None:
+        for block, true in self.true:
+            if block.text != true:
+                lines = difflib.unified_diff(block.text.split("\n"), true.split("\n"), "shown", "true", "", "", 9, "")
+                difference = "\n".join(lines)
+                pytest.fail(f"{self._place(block)}: shows something else; {REWRITE}\n{difference}", pytrace=False)
+
+    def rewrite(self) -> None:
+        lines = self.page.read_text("utf-8").split("\n")
+        for block, true in reversed(self.true):
+            lines[block.line - 1 : block.line - 1 + block.text.count("\n")] = true.split("\n")[:-1]
+        self.page.write_text("\n".join(lines), "utf-8")
+
+    def _place(self, block: Block) -> str:
+        return f"{self.page.name}, line {block.line}"
+
+    def _nothing_is_hidden(self) -> None:
+        place, printed = self.waiting or ("", "")
+        assert not printed, f"{place}: prints and the page does not show it:\n{printed}"
+        self.waiting = None
+
+    def _execute(self, block: Block) -> None:
+        language, _, file = block.info.partition(" file=")
+        handlers = {"console": self._console, "json": self._json, "jsonl": self._jsonl, "python": self._python}
+        if file:
+            self._file(block, file)
+        elif language in handlers:
+            handlers[language](block)
+        else:
+            place = self._place(block)
+            pytest.fail(f"{place}: a block ```{block.info} is not executed; say why with 'not run: REASON'")
+
+    def _python(self, block: Block) -> None:
         code = compile("\n" * (block.line - 1) + block.text, str(self.page), "exec")  # errors name the page's line
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, self.names)
-        return printed.getvalue()
+        self.waiting = self._place(block), printed.getvalue()
 
-    def _console(self, block: Block, place: str) -> None:
-        assert block.text.startswith("$ "), f"{place}: a console block begins with a command"
-        for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-            command, _, expected = part.partition("\n")
-            _compare(_shell(command), expected, f"{place}: {command}")
+    def _console(self, block: Block) -> None:
+        assert block.text.startswith("$ "), f"{self._place(block)}: a console block begins with a command"
+        commands = re.findall(r"^\$ (.*)$", block.text, re.MULTILINE)
+        self.true.append((block, "".join(f"$ {command}\n{_shell(command)}" for command in commands)))
 
-    def _c(self, block: Block, place: str) -> None:
-        _, named, path = block.info.partition("file=")
-        assert named, f"{place}: say which file this is with file=PATH"
-        _compare((ROOT / path).read_text("utf-8"), block.text, f"{place}: {path}")
-        Path(Path(path).name).write_text(block.text, "utf-8")
+    def _file(self, block: Block, file: str) -> None:
+        text = block.text
+        if block.language == "c":
+            text = (ROOT / file).read_text("utf-8")
+            self.true.append((block, text))
+        Path(Path(file).name).write_text(text, "utf-8")
+        if block.language == "toml":
+            _install(tomllib.loads(text)["project"])
+
+    def _json(self, block: Block) -> None:
+        layout.parse_header(block.text, Path(self._place(block)))
+
+    def _jsonl(self, block: Block) -> None:
+        for line in map(json.loads, block.text.splitlines()):
+            assert "end" in line or parse_record(line)
 
 
-def _nothing_left(waiting: tuple[str, str] | None) -> None:
-    assert not waiting or not waiting[1], f"{waiting[0]}: prints and the page does not show it:\n{waiting[1]}"
+def _install(project: dict[str, Any]) -> None:
+    """Leave what installing a package in the current directory would leave: its name and its entry points."""
+    metadata = Path(f"{project['name']}-{project['version']}.dist-info")
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
 
 
 def _shell(command: str) -> str:
     """What a command prints on both streams, where the commands of this environment come first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    packages = os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])])  # where blocks put packages
+    ours = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "100", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
     done = subprocess.run(
-        command, shell=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
+        command, shell=True, env=os.environ | ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
     )
     return done.stdout
-
-
-def _compare(actual: str, shown: str, place: str) -> None:
-    if actual != shown:
-        difference = "\n".join(
-            difflib.unified_diff(shown.split("\n"), actual.split("\n"), "shown", "actual", "", "", 9)
-        )
-        pytest.fail(f"{place}: the page shows something else\n{difference}", pytrace=False)
 
 
 @by_name
 def test_every_block_does_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Runner(page).run()
+    runner = Runner(page)
+    runner.run()
+    if "FIRSTDRIFT_REWRITE_DOCS" in os.environ:
+        runner.rewrite()
+    else:
+        runner.compare()
 
 
 @pytest.mark.parametrize(
     ("page", "complaint"),
     [
-        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "the page shows something else"),
+        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "shows something else"),
         ("```python\nprint(1)\n```\n", "prints and the page does not show it"),
         ("```python\nprint(1)\n```\n\nprose\n\n```text\n1\n```\n", "prints and the page does not show it"),
         ("```python\n1 / 0\n```\n", "division by zero"),
-        ("```console\n$ echo a\nb\n```\n", "the page shows something else"),
-        ("```console\n$ echo a\na\n$ echo b\n```\n", "the page shows something else"),
-        ("```c file=examples/write_trace.c\nint main(void) {}\n```\n", "the page shows something else"),
+        ("```console\n$ echo a\nb\n```\n", "shows something else"),
+        ("```console\n$ echo a\na\n$ echo b\n```\n", "shows something else"),
+        ("```c file=examples/write_trace.c\nint main(void) {}\n```\n", "shows something else"),
         ('```json\n{"format": "firstdrift-trace", "version": 2}\n```\n', "format version 2"),
-        ('```jsonl\n{"phase": "fwd", "name": "a"}\n```\n', "no data"),
+        ('```jsonl\n{"phase": "fwd", "name": "a"}\n```\n', "has no 'dtype'"),
         ("```text\nanything\n```\n", "is not executed"),
         ("```\nanything\n```\n", "is not executed"),
         ("```sh not run: why\nanything\n```\n", "needs a reason"),
@@ -186,7 +226,9 @@ def test_a_page_that_lies_is_caught(page: str, complaint: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.md").write_text(page)
     with pytest.raises(BaseException, match=complaint):  # pytest.fail raises no Exception
-        Runner(tmp_path / "page.md").run()
+        runner = Runner(tmp_path / "page.md")
+        runner.run()
+        runner.compare()
 
 
 # The C program of the format page.
@@ -292,8 +334,17 @@ def test_every_error_class_is_documented() -> None:
 
 def test_every_index_key_is_documented() -> None:
     keys = {*records.CORE_KEYS, *records._CHECKS, "sketch", "end"}
-    described = _first_column(TRACE_FORMAT)
+    described = {row[0].strip("`") for row in _rows(TRACE_FORMAT) if len(row) >= 3}  # that of producers has two columns
     assert keys <= described, keys - described
+
+
+def test_the_defaults_of_index_keys_are_documented_as_they_are() -> None:
+    said = {row[0].strip("`"): row[2] for row in _rows(TRACE_FORMAT) if len(row) == 4}
+    site = parse_record({"phase": "fwd", "name": "a", "dtype": "f32", "shape": [], "at": [0, 0, 4]}).site
+    assert {key: said[key] for key in ("step", "call", "sample")} == {"step": "0", "call": "0", "sample": "null"}
+    assert (site.step, site.call, site.sample) == (0, 0, None)
+    for key in ("phase", "name", "dtype", "shape"):
+        assert said[key] == "required"
 
 
 def test_every_header_key_is_documented(tmp_path: Path) -> None:
@@ -305,7 +356,8 @@ def test_every_header_key_is_documented(tmp_path: Path) -> None:
 def test_the_phases_are_documented_in_causal_order_with_their_default_ports() -> None:
     rows = [row for row in _rows(TRACE_FORMAT) if row[0].strip("`") in sites.PHASE_RANK]
     assert [row[0].strip("`") for row in rows] == list(sites.PHASES)
-    assert [row[-1].strip("`") for row in rows] == [sites.default_port(phase) for phase in sites.PHASES]
+    ports = [sites.default_port(phase) if phase != "optim" else "none: give one" for phase in sites.PHASES]
+    assert [row[-1].strip("`") for row in rows] == ports
 
 
 def test_every_dtype_is_documented_with_its_size() -> None:
@@ -330,8 +382,10 @@ def test_the_limits_are_documented_as_they_are() -> None:
 
 def test_every_format_stage_and_phase_alias_is_documented() -> None:
     text = FORMATS.read_text("utf-8")
-    for name in (*stages.STAGES, *stages.ALIASES, *PHASE_ALIASES, *BUILT_IN):
+    for name in (*stages.STAGES, *stages.ALIASES, *BUILT_IN):
         assert f"`{name}`" in text, name
+    for alias, phase in PHASE_ALIASES.items():
+        assert f"`{alias}` means `{phase}`" in " ".join(text.split()), alias
     for name in BUILT_IN:
         assert f"| `{name}`" in README.read_text("utf-8"), name
 
@@ -352,7 +406,7 @@ def test_no_page_names_what_does_not_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     unknown_names = set(re.findall(r"\bfd\.(\w+)", text)) - set(fd.__all__)
     assert not unknown_names
-    code = _prose(page) + "\n".join(re.findall(r"^\$ (.*)", text, re.MULTILINE))
+    code = _prose(page) + "\n" + "\n".join(re.findall(r"^\$ (.*)", text, re.MULTILINE))
     unknown_commands = set(re.findall(r"\bfirstdrift ([a-z][\w-]*)", code)) - COMMANDS.keys()
     assert not unknown_commands
     unknown_options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) - _options()
@@ -384,10 +438,15 @@ def test_the_makefile_has_every_target_that_the_readme_names() -> None:
     assert not [target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)]
 
 
-def test_make_demo_runs_the_demo_that_the_readme_shows() -> None:
+def test_make_demo_runs_the_demo_that_the_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert re.search(r"^demo:.*\n\t\$\(BIN\)/firstdrift demo$", makefile, re.MULTILINE)
-    assert "```console\n$ firstdrift demo\n" in README.read_text("utf-8")
+    shown = README.read_text("utf-8")
+    printed = CliRunner().invoke(cli, ["demo"]).output
+    for stable in ("the first drift is agrad ln2, introduced by relu2's backward: error", "55 of 55 pairs"):
+        assert stable in shown
+        assert stable in printed
 
 
 @by_name

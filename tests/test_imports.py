@@ -16,13 +16,21 @@ HEAVY = ("torch", "jax", "onnx", "yaml", "rich", "click", "safetensors", "ml_dty
 # Who may import whom: a module may use what stands in its own row or in rows below it.
 LAYERS = [
     {"cli", "testing"},
+    {"selftest"},
+    {"comparison"},
+    {"judge", "jump", "report"},
+    {"stage_values"},
+    {"arbiter", "graph", "flips"},
+    {"measuring", "align"},
+    {"result", "mapping"},
+    {"pairs", "batches", "prefixes"},
     {"opening"},
     {"formats"},
     {"store", "aprt"},
     {"traces", "stages", "atomic"},
     {"causality"},
-    {"records"},
-    {"sites", "dtypes", "strict_json", "_kernels"},
+    {"records", "scratch"},
+    {"sites", "dtypes", "strict_json", "_kernels", "noise"},
     {"errors", "_version"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

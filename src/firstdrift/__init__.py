@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .aprt import output_path as output_path
     from .aprt import read_stage_file as read_stage_file
     from .aprt import write_stage_file as write_stage_file
+    from .comparison import assert_same as assert_same
+    from .comparison import compare_pairs as compare_pairs
+    from .comparison import diff as diff
     from .errors import FirstdriftError as FirstdriftError
     from .errors import FormatError as FormatError
     from .errors import NotATraceError as NotATraceError
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .opening import open_trace as open_trace
     from .records import Record as Record
+    from .result import Result as Result
+    from .result import Verdict as Verdict
     from .sites import Site as Site
     from .stages import SavePlan as SavePlan
     from .store.writer import Writer as Writer
@@ -40,6 +45,7 @@ _HOME = {
     "FormatError": "errors",
     "NotATraceError": "errors",
     "Record": "records",
+    "Result": "result",
     "SavePlan": "stages",
     "SelectionError": "errors",
     "Site": "sites",
@@ -49,8 +55,12 @@ _HOME = {
     "Trace": "traces",
     "TraceExistsError": "errors",
     "TraceInUseError": "errors",
+    "Verdict": "result",
     "VersionError": "errors",
     "Writer": "store.writer",
+    "assert_same": "comparison",
+    "compare_pairs": "comparison",
+    "diff": "comparison",
     "maybe_save": "aprt",
     "open_trace": "opening",
     "output_path": "aprt",

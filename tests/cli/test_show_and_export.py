@@ -86,7 +86,10 @@ def test_an_unfinished_trace_is_shown_and_the_exit_code_says_so(trace):
     (trace / "index.jsonl").write_text(text.replace('{"end":6}\n', ""))
     output = run("show", trace, code=2).output
     assert "6 sites, 56 B, NOT COMPLETE\n" in output
-    assert "problem: index.jsonl has no end line: the writer was stopped before it closed the trace; 6 sites" in output
+    assert (
+        "problem: index.jsonl has no end line: the writer was stopped before it closed the trace; sites there: 6"
+        in output
+    )
 
 
 def test_verify_reads_the_bytes(trace):
@@ -191,5 +194,11 @@ def test_the_installed_command_works_and_survives_a_closed_pipe(trace):
 
 def test_the_demo_names_the_planted_tensor(trace):
     output = run("demo").output
-    assert output.splitlines()[-1].startswith("drift: the first tensor that differs is fwd ln2:out step 0")
-    assert json.loads(run("demo", "--json").output)["first"] == "fwd ln2:out step 0"
+    assert "drift: the first drift is agrad ln2, introduced by relu2's backward" in output.replace("\n", " ")
+    said = json.loads(run("demo", "--bug", "one NaN", "--json").output)
+    assert (said["verdict"], said["first_drift"]["name"]) == ("drift", "relu2")
+    assert "noise: all" in run("demo", "--bug", "nothing").output
+    assert (
+        "there is no bug 'gremlins'; choose one of: nothing, other input"
+        in run("demo", "--bug", "gremlins", code=2).output
+    )

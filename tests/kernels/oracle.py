@@ -25,16 +25,10 @@ def ordered(array: Array) -> list[int]:
 def compare(reference: Array, candidate: Array) -> dict[str, Any]:
     """Every cheap number of a pair of one float dtype."""
     r, c = values_of(reference), values_of(candidate)
-    both = [
-        (i, a, b) for i, (a, b) in enumerate(zip(r, c, strict=True)) if math.isfinite(a) and math.isfinite(b)
-    ]
+    both = [(i, a, b) for i, (a, b) in enumerate(zip(r, c, strict=True)) if math.isfinite(a) and math.isfinite(b)]
     gaps = [abs(b - a) for _, a, b in both]
     largest = max(gaps, default=0.0)
-    index = (
-        next((i for (i, _, _), gap in zip(both, gaps, strict=True) if gap == largest), None)
-        if largest
-        else None
-    )
+    index = next((i for (i, _, _), gap in zip(both, gaps, strict=True) if gap == largest), None) if largest else None
     rr, cc = math.fsum(a * a for _, a, _ in both), math.fsum(b * b for _, _, b in both)
     dd, dot = math.fsum((b - a) ** 2 for _, a, b in both), math.fsum(a * b for _, a, b in both)
     kinds = [[_kind(x) for x in side] for side in (r, c)]
@@ -48,9 +42,7 @@ def compare(reference: Array, candidate: Array) -> dict[str, Any]:
         "inf_reference": kinds[0].count("inf") + kinds[0].count("-inf"),
         "inf_candidate": kinds[1].count("inf") + kinds[1].count("-inf"),
         "nonfinite_mismatches": sum(a != b for a, b in zip(*kinds, strict=True)),
-        "nonfinite_mismatch_index": next(
-            (i for i, (a, b) in enumerate(zip(*kinds, strict=True)) if a != b), None
-        ),
+        "nonfinite_mismatch_index": next((i for i, (a, b) in enumerate(zip(*kinds, strict=True)) if a != b), None),
         "max_abs": largest,
         "max_abs_index": index,
         "reference_at_max": None if index is None else r[index],
@@ -72,8 +64,7 @@ def _kind(x: float) -> str:
 def ulp_distances(reference: Array, candidate: Array) -> list[int]:
     """Distances at the positions finite on both sides."""
     finite = [
-        math.isfinite(a) and math.isfinite(b)
-        for a, b in zip(*map(values_of, (reference, candidate)), strict=True)
+        math.isfinite(a) and math.isfinite(b) for a, b in zip(*map(values_of, (reference, candidate)), strict=True)
     ]
     pairs = zip(ordered(reference), ordered(candidate), finite, strict=True)
     return [abs(a - b) for a, b, both in pairs if both]
@@ -98,9 +89,7 @@ def region_errors(reference: Array, candidate: Array, matrix: tuple[int, int]) -
     cuts = {
         "row": [(i, slice(i, i + 1), slice(None)) for i in range(rows)],
         "column": [(j, slice(None), slice(j, j + 1)) for j in range(columns)],
-        "block": [
-            (i, slice(i, i + 64), slice(j, j + 64)) for i in range(0, rows, 64) for j in range(0, columns, 64)
-        ],
+        "block": [(i, slice(i, i + 64), slice(j, j + 64)) for i in range(0, rows, 64) for j in range(0, columns, 64)],
     }
     errors: dict[str, dict[int, float]] = {}
     for kind, spans in cuts.items():

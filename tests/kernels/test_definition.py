@@ -245,9 +245,7 @@ def test_ulps_of_two_dtypes_are_counted_in_the_coarser() -> None:
         assert detail.ulp_octaves[:2] == (1, 1)  # a tie rounds to even, 1.0; one step of bfloat16
         assert detail.sign_flips == 1
     half = np.array([65504.0], np.float16)
-    assert (
-        detail_of(measure(np.array([1e30], np.float32), half)).max_ulp == 0
-    )  # beyond the range: its largest
+    assert detail_of(measure(np.array([1e30], np.float32), half)).max_ulp == 0  # beyond the range: its largest
 
 
 def test_a_value_equal_in_two_dtypes_is_equal() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-native: Any = pytest.importorskip(
-    "firstdrift._kernels.native", reason="the native kernel is not compiled here"
-)
+native: Any = importlib.import_module("firstdrift._kernels.native")  # where it is not compiled, this fails loudly
 
 F32 = 1
 ONES = np.ones(12, np.float32)
@@ -43,9 +42,7 @@ def test_sizes_that_do_not_fit_are_refused(args: tuple[Any, ...]) -> None:
         native.part(*args, bytearray(1 << 20), 0, 1)
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, 3, "text", [1.0], np.ones((4, 3), np.float32).T, np.ones(24, np.float32)[::2]]
-)
+@pytest.mark.parametrize("wrong", [None, 3, "text", [1.0], np.ones((4, 3), np.float32).T, np.ones(24, np.float32)[::2]])
 def test_what_is_no_contiguous_buffer_is_refused(wrong: object) -> None:
     for args in ((wrong, ONES), (ONES, wrong)):
         with pytest.raises((TypeError, BufferError, ValueError)):
@@ -106,9 +103,8 @@ def test_statistics_want_whole_elements() -> None:
 
 def test_reading_stops_at_the_end_of_a_page() -> None:
     """Tensors that end where memory ends: reading one element too many would crash."""
-    mmap = pytest.importorskip("mmap")
-    if not hasattr(mmap, "PROT_READ"):
-        pytest.skip("no private mappings here")
+    import mmap
+
     page = mmap.PAGESIZE
     for count in (1, 3, 63, 64, 65, 77, 1000):
         memory = mmap.mmap(-1, page * 2)

@@ -42,7 +42,6 @@ assert third_party <= {"firstdrift", "numpy", "ml_dtypes"}, third_party
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-@pytest.mark.skipif(not _kernels.native_available(), reason="the native kernel is not compiled here")
 def test_the_native_kernel_serves_the_common_formats_and_only_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the definition was asked")
@@ -57,7 +56,6 @@ def test_the_native_kernel_serves_the_common_formats_and_only_them(monkeypatch: 
         _kernels.measure(np.ones(3, np.int32), np.ones(3, np.int32))
 
 
-@pytest.mark.skipif(not _kernels.native_available(), reason="the native kernel is not compiled here")
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     part = _kernels.native.part  # type: ignore[union-attr]
 

@@ -108,13 +108,7 @@ def _stats(array: Array, scale: float) -> tuple[Stats, float]:
                 present = values[np.isfinite(values)]
             if not present.size:
                 continue
-            exact = (
-                piece.view(np.uint8)
-                if piece.dtype.kind == "b"
-                else piece
-                if piece.dtype.kind in "iu"
-                else present
-            )
+            exact = piece.view(np.uint8) if piece.dtype.kind == "b" else piece if piece.dtype.kind in "iu" else present
             if not low:
                 origin = float(present[0]) * scale
             low = [min([*low, exact.min().item()])]

@@ -32,9 +32,7 @@ def components(array: Array) -> Array:
     if array.dtype.kind != "c":
         return array
     parts = array.real
-    return np.lib.stride_tricks.as_strided(
-        parts, (*array.shape, 2), (*array.strides, parts.itemsize), writeable=False
-    )
+    return np.lib.stride_tricks.as_strided(parts, (*array.shape, 2), (*array.strides, parts.itemsize), writeable=False)
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -17,9 +17,7 @@ from .threads import share
 from .totals import NOWHERE, Piece, Regions, Task, Totals
 
 
-def sums_of_pair(
-    reference: Array, candidate: Array, full: bool, scale: float = 1.0, threads: int = 1
-) -> Sums:
+def sums_of_pair(reference: Array, candidate: Array, full: bool, scale: float = 1.0, threads: int = 1) -> Sums:
     """The raw sums of two real tensors of equal shape, their values multiplied by `scale`."""
     task = Task(
         reference=Matrix(reference),
@@ -120,9 +118,7 @@ def _cut(totals: Totals, task: Task, span: Span) -> Piece:
         reference, candidate = (np.where(finite, side, side.dtype.type(0)) for side in (reference, candidate))
         a, b = spread(reference, task.scale), spread(candidate, task.scale)
         difference = b - a
-    return Piece(
-        span.row, span.column, task.reference.columns, reference, candidate, finite, (a, b, difference)
-    )
+    return Piece(span.row, span.column, task.reference.columns, reference, candidate, finite, (a, b, difference))
 
 
 def _count_differing(a: Array, b: Array) -> int:
@@ -136,9 +132,7 @@ def _count_differing(a: Array, b: Array) -> int:
     return int(same.size - np.count_nonzero(same))
 
 
-def _count_nonfinite(
-    totals: Totals, reference: Array, candidate: Array, span: Span, columns: int
-) -> Array | None:
+def _count_nonfinite(totals: Totals, reference: Array, candidate: Array, span: Span, columns: int) -> Array | None:
     """Count NaNs and Infs of a piece and where the sides disagree on them; say which positions are finite."""
     a, b = reference.astype(np.float64), candidate.astype(np.float64)
     nan_a, nan_b, inf_a, inf_b = np.isnan(a), np.isnan(b), np.isinf(a), np.isinf(b)
@@ -232,9 +226,7 @@ def _add_ulps(totals: Totals, task: Task, piece: Piece, counts: Array) -> None:
     totals.ulp_counts[0] -= by_run.size - int(counts.sum())
 
 
-def _worse(
-    worst: tuple[float, int, int], squares: Array, counts: Array, start: int = 0
-) -> tuple[float, int, int]:
+def _worse(worst: tuple[float, int, int], squares: Array, counts: Array, start: int = 0) -> tuple[float, int, int]:
     """The larger of `worst` and the largest mean square, the earlier of equals."""
     if not squares.size:
         return worst

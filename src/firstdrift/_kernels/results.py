@@ -152,9 +152,7 @@ def _ratio(numerator: float, denominator: float) -> float:
     return math.inf if numerator else 0.0
 
 
-def _region(
-    raw: tuple[float, int, int], mean_square: float, shape: tuple[int, int], columns: int
-) -> Region | None:
+def _region(raw: tuple[float, int, int], mean_square: float, shape: tuple[int, int], columns: int) -> Region | None:
     error, row, column = raw
     if row < 0:
         return None
@@ -235,6 +233,4 @@ def stats_of(
     offset = shift / n
     variance = max(0.0, square_shift / n - offset * offset)
     mean = (origin + offset) / scale
-    return Stats(
-        count, nan_count, inf_count, *extremes, mean, math.sqrt(variance) / scale, math.sqrt(square) / scale
-    )
+    return Stats(count, nan_count, inf_count, *extremes, mean, math.sqrt(variance) / scale, math.sqrt(square) / scale)

@@ -6,13 +6,23 @@ from pathlib import Path
 
 import click
 
-from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress, sizes
+from .options import (
+    debug_option,
+    json_option,
+    only_option,
+    order_option,
+    phase_option,
+    print_json,
+    progress,
+    sites,
+    sizes,
+)
 
 SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
 SCHEMA = "firstdrift-export-v1"
 
 
-@click.command("export")
+@click.command("export", short_help="Write a trace in another format.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("out", metavar="OUT")
 @click.option("--format", "format", help="trace, aprt, npy, npz or safetensors; else by OUT's suffix.")
@@ -62,7 +72,7 @@ def command(
         )
     else:
         click.echo(
-            "\n".join([f"{out}: {name}, {len(opened)} sites, {sizes(opened.nbytes)}", *(f"  {n}" for n in notes)])
+            "\n".join([f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}", *(f"  {n}" for n in notes)])
         )
     if not opened.complete:
         click.get_current_context().exit(2)

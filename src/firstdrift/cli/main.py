@@ -11,7 +11,7 @@ import click
 from .._version import __version__
 from ..errors import FirstdriftError
 
-COMMANDS = {"demo": "demo", "export": "export", "show": "show"}
+COMMANDS = {"demo": "demo", "diff": "diff", "export": "export", "selftest": "selftest", "show": "show"}
 
 COULD_NOT_TELL = 2
 INTERNAL_ERROR = 3

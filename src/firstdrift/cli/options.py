@@ -36,6 +36,11 @@ def print_json(value: Json) -> None:
     click.echo(json.dumps(plain(value), indent=1, allow_nan=False))
 
 
+def sites(count: int) -> str:
+    """A number of sites for people."""
+    return f"{count} site" if count == 1 else f"{count} sites"
+
+
 def sizes(nbytes: int) -> str:
     """Bytes for people."""
     amount = float(nbytes)

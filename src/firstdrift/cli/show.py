@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..sites import shown
 from .options import (
     debug_option,
     format_option,
@@ -17,6 +18,7 @@ from .options import (
     phase_option,
     print_json,
     progress,
+    sites,
     sizes,
 )
 
@@ -29,7 +31,7 @@ SCHEMA = "firstdrift-show-v1"
 HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of")
 
 
-@click.command("show")
+@click.command("show", short_help="List a trace, or look at one tensor.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("name", required=False)
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values to print of a tensor.")
@@ -62,8 +64,8 @@ def command(
     if name is not None:
         chosen = _named(opened, chosen, name)
     if as_json:
-        sites = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
-        print_json(_trace_json(opened) | {"sites": sites})
+        listed = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
+        print_json(_trace_json(opened) | {"sites": listed})
     elif name is None:
         click.echo(listing(opened, chosen))
     else:
@@ -119,9 +121,9 @@ def _summary(trace: Trace) -> list[str]:
     state = "complete" if trace.complete else "NOT COMPLETE"
     said = [f"{key} {trace.header[key]}" for key in HEADER_SHOWN if trace.header.get(key) not in (None, {}, "")]
     if trace.header.get("ranks", 1) != 1:
-        said.append(f"rank {trace.header.get('rank')} of {trace.header['ranks']}")
+        said.append(f"rank {trace.header.get('rank', 0)} of {trace.header['ranks']}")
     return [
-        f"{trace.path}: {trace.format}, {len(trace)} sites, {sizes(trace.nbytes)}, {state}",
+        f"{trace.path}: {trace.format}, {sites(len(trace))}, {sizes(trace.nbytes)}, {state}",
         *([f"  {', '.join(said)}"] if said else []),
         *(f"  problem: {problem}" for problem in trace.problems),
         *(f"  note: {note}" for note in trace.notes),
@@ -130,7 +132,11 @@ def _summary(trace: Trace) -> list[str]:
 
 def _place(record: Record) -> str:
     _, _, name, port, call, sample = record.site
-    return f"{name}:{port}" + (f" call {call}" if call else "") + ("" if sample is None else f" sample {sample}")
+    return (
+        f"{shown(name)}:{shown(port)}"
+        + (f" call {call}" if call else "")
+        + ("" if sample is None else f" sample {sample}")
+    )
 
 
 def _what(record: Record) -> str:

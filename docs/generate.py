@@ -1,0 +1,181 @@
+"""Writes the reference pages: docs/cli.md from `--help`, docs/python.md from docstrings.
+
+python docs/generate.py            write them
+python docs/generate.py --check    say which are out of date, and exit with 1 if any is
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+import firstdrift
+from firstdrift.cli.main import COMMANDS, cli
+
+DOCS = Path(__file__).parent
+HOW = "python docs/generate.py"
+WIDTH = 98  # of help texts on a wide terminal, and of signatures before they are broken into lines
+
+CLI_HEAD = f"""\
+# Command line
+
+Generated from `--help` by `{HOW}`; edit the help texts in `src/firstdrift/cli/`, not this page.
+The same from Python: [python.md](python.md). What a trace is: [trace-format.md](trace-format.md).
+
+| exit code | meaning |
+|---|---|
+| 0 | it went well (of a comparison: same, noise or flip) |
+| 1 | drift |
+| 2 | could not tell: a trace that is not complete or not readable, nothing found, a usage error |
+| 3 | an internal error: a bug in firstdrift |
+
+Results go to standard output and errors, one sentence each, to standard error. With `--json` the output is one strict
+JSON object whose `schema` names its form; non-finite numbers in it are the strings `nan`, `inf` and `-inf`.
+"""
+
+PYTHON_HEAD = f"""\
+# Python
+
+Generated from docstrings by `{HOW}`; edit the docstrings in `src/firstdrift/`, not this page.
+The same from a shell: [cli.md](cli.md). What a trace is: [trace-format.md](trace-format.md).
+
+`import firstdrift as fd` loads numpy and nothing heavier; every name below is resolved when it is first used.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """The generated pages and what they should say."""
+    return {DOCS / "cli.md": cli_page(), DOCS / "python.md": python_page()}
+
+
+def cli_page() -> str:
+    """The reference of every command, as `--help` prints it on a terminal of 100 columns or more."""
+    root = click.Context(cli, info_name="firstdrift", **(cli.context_settings | {"terminal_width": WIDTH}))
+    parts = [CLI_HEAD, _help("firstdrift", cli.get_help(root))]
+    for name in sorted(COMMANDS):
+        command = cli.get_command(root, name)
+        assert command is not None
+        context = click.Context(command, parent=root, info_name=name)
+        parts += [f"## {name}\n", _help(f"firstdrift {name}", command.get_help(context))]
+    return "\n".join(parts)
+
+
+def _help(command: str, text: str) -> str:
+    return f"```console\n$ {command} --help\n{text.rstrip()}\n```\n"
+
+
+def python_page() -> str:
+    """The reference of every public name."""
+    public = {name: getattr(firstdrift, name) for name in firstdrift.__all__}
+    errors = {name: item for name, item in public.items() if _is_error(item)}
+    classes = {name: item for name, item in public.items() if inspect.isclass(item) and name not in errors}
+    functions = {name: item for name, item in public.items() if inspect.isfunction(item)}
+    modules = {name: item for name, item in public.items() if inspect.ismodule(item)}
+    constants = public.keys() - {*errors, *classes, *functions, *modules}
+    parts = [PYTHON_HEAD, "## Functions\n"]
+    parts += [_entry(f"fd.{name}", item) for name, item in functions.items()]
+    parts += ["## Classes\n", *(_class(f"fd.{name}", item) for name, item in classes.items())]
+    parts += ["## Errors\n", _errors(errors)]
+    for name, module in modules.items():
+        parts += [f"## Module `fd.{name}`\n", inspect.cleandoc(module.__doc__ or "") + "\n"]
+        for own, item in _own_names(module, public):
+            parts.append((_class if inspect.isclass(item) else _entry)(f"fd.{name}.{own}", item))
+    parts += ["## Constants\n", *(f"- `fd.{name}`: `{type(public[name]).__name__}`\n" for name in sorted(constants))]
+    return "\n".join(parts)
+
+
+def _is_error(item: object) -> bool:
+    return inspect.isclass(item) and issubclass(item, Exception)
+
+
+def _own_names(module: ModuleType, public: Iterable[str]) -> list[tuple[str, Any]]:
+    """Classes and functions that a module defines and that are not public by themselves."""
+    return [
+        (name, item)
+        for name, item in vars(module).items()
+        if getattr(item, "__module__", None) == module.__name__ and name[0] != "_" and name not in public
+    ]
+
+
+def _entry(name: str, function: Callable[..., Any]) -> str:
+    return f"### `{name}`\n\n{_fence(_signature(name, function))}\n{inspect.getdoc(function)}\n"
+
+
+def _class(name: str, item: type) -> str:
+    parts = [f"### `{name}`\n\n{_fence(_signature(name, item))}\n{inspect.getdoc(item)}\n"]
+    properties, methods = [], []
+    for own, member in vars(item).items():
+        if own.startswith("_"):
+            continue
+        if isinstance(member, property):
+            properties.append(f"| `.{own}` | {(inspect.getdoc(member) or '').replace(chr(10), ' ')} |")
+        elif inspect.isroutine(member):
+            methods.append(f"{_fence(_signature(f'{name}.{own}', getattr(item, own)))}\n{inspect.getdoc(member)}\n")
+    if properties:
+        parts.append("\n".join(["| property | |", "|---|---|", *properties, ""]))
+    return "\n".join(parts + methods)
+
+
+def _errors(errors: dict[str, type]) -> str:
+    rows = ["| error | is also | raised when |", "|---|---|---|"]
+    for name, item in errors.items():
+        bases = ", ".join(f"`{base.__name__}`" for base in item.__bases__)
+        rows.append(f"| `fd.{name}` | {bases} | {(inspect.getdoc(item) or '').rstrip('.')} |")
+    return "\n".join([*rows, ""])
+
+
+def _fence(text: str) -> str:
+    return f"```python not run: a signature\n{text}\n```\n"
+
+
+def _signature(name: str, callable_: Callable[..., Any]) -> str:
+    """`name(parameters) -> result`; one parameter a line when that is too long for one."""
+    signature = inspect.signature(callable_)
+    shown: list[str] = []
+    starred = False
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            shown.append("*")
+            starred = True
+        shown.append(_parameter(parameter))
+        starred = starred or parameter.kind is parameter.VAR_POSITIONAL
+    result = "" if inspect.isclass(callable_) else f" -> {_annotation(signature.return_annotation)}"
+    line = f"{name}({', '.join(shown)}){result}"
+    return line if len(line) <= WIDTH else "\n".join([f"{name}(", *(f"    {part}," for part in shown), f"){result}"])
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = f"{stars}{parameter.name}: {_annotation(parameter.annotation)}"
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"
+
+
+def _annotation(annotation: object) -> str:
+    """The annotation as it is written in the source, whichever form this Python keeps it in."""
+    if isinstance(annotation, str):
+        return annotation
+    return getattr(annotation, "__forward_arg__", None) or inspect.formatannotation(annotation)
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    stale = [path for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            click.echo(f"docs/{path.name} is out of date; run: {HOW}", err=True)
+        return 1 if stale else 0
+    for path, text in pages().items():
+        path.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

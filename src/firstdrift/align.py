@@ -1,0 +1,261 @@
+"""Two traces into pairs: by map, by name, under a stripped prefix, by sample; and every leftover with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from .batches import SCALED_PHASES, Units, sample_steps
+from .errors import SelectionError
+from .mapping import Mapping, Rule
+from .pairs import Alignment, Pair, Unmatched
+from .prefixes import rename_by_prefix
+from .records import Record
+from .sites import PARAMETER_PHASES, Site
+from .traces import Trace
+
+_TIED = PARAMETER_PHASES | {"optim"}
+Sites = dict[Site, Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which sites are looked at, by globs on the reference's names and phases."""
+
+    only: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def takes(self, phase: str, name: str) -> bool:
+        """Whether a site is looked at at all."""
+        wanted = not self.only or any(fnmatchcase(name, glob) for glob in self.only)
+        return wanted and (not self.phases or any(fnmatchcase(phase, glob) for glob in self.phases))
+
+    def ignoring(self, name: str) -> str | None:
+        """The pattern that leaves this name out, if one does."""
+        return next((glob for glob in self.ignore if fnmatchcase(name, glob)), None)
+
+    def check(self, sites: Iterable[Site], place: str) -> None:
+        """Refuse a pattern that matches nothing: it would silently select, or ignore, nothing."""
+        names, phases = {site.name for site in sites}, {site.phase for site in sites}
+        asked = (("only", self.only, names), ("phase", self.phases, phases), ("ignore", self.ignore, names))
+        for option, globs, there in asked:
+            for glob in globs:
+                if not any(fnmatchcase(text, glob) for text in there):
+                    raise SelectionError(f"--{option} {glob}: matches nothing in {place}; `firstdrift show` lists it")
+
+
+def align(
+    reference: Trace, candidate: Trace, *, mapping: Mapping | None = None, selection: Selection | None = None,
+    units: Units | None = None,
+) -> Alignment:  # fmt: skip
+    """Pair every reference site that has a counterpart; list what is left over on either side, with reasons."""
+    aligner = _Aligner(_expanded(reference), _expanded(candidate), mapping, selection or Selection())
+    aligner.selection.check({*aligner.ours, *aligner.theirs}, f"{reference.path} or {candidate.path}")
+    if mapping is not None:
+        mapping.check(aligner.ours, aligner.theirs)
+    aligner.by_rule_and_name()
+    aligner.by_prefix()
+    aligner.by_port()
+    aligner.by_sample()
+    return aligner.alignment(units or Units.of(reference, candidate))
+
+
+def _expanded(trace: Trace) -> Sites:
+    """Every site of a trace, each further name of a tied tensor included."""
+    sites: Sites = {}
+    for record in trace.records:
+        sites[record.site] = record
+        if record.site.phase in _TIED:
+            for alias in record.aliases:
+                name, _, port = alias.rpartition(".")
+                sites.setdefault(record.site._replace(name=name, port=port), record)
+    return sites
+
+
+class _Aligner:
+    """Alignment in progress: `waiting` reference sites find counterparts among candidate sites not yet `used`."""
+
+    def __init__(self, ours: Sites, theirs: Sites, mapping: Mapping | None, selection: Selection) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.mapping, self.selection = mapping, selection
+        self.waiting: Sites = {}
+        self.pairs: dict[Site, Pair] = {}
+        self.ignored: list[Unmatched] = []
+        self.used: set[Site] = set()
+        self.renamed: dict[str, str] = {}  # reference names to candidate names, by prefix
+
+    def by_rule_and_name(self) -> None:
+        """What the map says, then equal sites."""
+        for site, record in self.ours.items():
+            if not self.selection.takes(site.phase, site.name):
+                continue
+            pattern = self.selection.ignoring(site.name)
+            rule = self.mapping.find(site) if self.mapping is not None else None
+            if pattern is not None:
+                self.ignored.append(Unmatched(site, f"--ignore {pattern}"))
+            elif rule is not None and rule.ignore is not None:
+                self.ignored.append(Unmatched(site, rule.ignore))
+            elif rule is None or not self._add_by_rule(site, record, rule):
+                self.waiting[site] = record
+                self._add_by_name(site, record)
+
+    def _add_by_name(self, site: Site, record: Record) -> None:
+        other = self._counterpart(site)
+        if other in self.theirs:
+            tied = record.site != site or self.theirs[other].site != other
+            self._add(Pair(site, record, (self.theirs[other],), "alias" if tied else "name"), other)
+
+    def _add_by_rule(self, site: Site, record: Record, rule: Rule) -> bool:
+        targets = [site._replace(name=target.name, port=target.port) for target in rule.targets]
+        if not rule.named or any(target not in self.theirs for target in targets):
+            return False
+        pair = Pair(
+            site, record, tuple(self.theirs[target] for target in targets), "map",
+            candidate_steps=rule.transforms, concatenate=rule.concatenate, tolerance=rule.tolerance,
+        )  # fmt: skip
+        self._add(pair, *targets)
+        return True
+
+    def by_prefix(self) -> None:
+        """The same names under a stripped common prefix."""
+        left = {site.name for site in self.theirs if site not in self.used}
+        self.renamed = rename_by_prefix({site.name for site in self.waiting}, left)
+        for site in list(self.waiting):
+            other = self._counterpart(site)
+            if other in self.theirs and other not in self.used:
+                self._add(Pair(site, self.waiting[site], (self.theirs[other],), "prefix"), other)
+
+    def by_port(self) -> None:
+        """One output on each side, called differently (`out` and `out.0`)."""
+        theirs = _by_group(site for site in self.theirs if site not in self.used)
+        for group, ours in _by_group(self.waiting).items():
+            others = theirs.get(self._counterpart(group), [])
+            if len(ours) == len(others) == 1:
+                self._add(Pair(ours[0], self.waiting[ours[0]], (self.theirs[others[0]],), "port"), others[0])
+
+    def by_sample(self) -> None:
+        """A batched tensor on one side, its samples one by one on the other."""
+        single: dict[Site, list[Site]] = {}
+        for site in self.theirs:
+            if site.sample is not None and site not in self.used:
+                single.setdefault(site._replace(sample=None), []).append(site)
+        for site in list(self.waiting):
+            record = self.waiting[site]
+            other = self._counterpart(site)._replace(sample=None)
+            if site.sample is not None and other in self.theirs and _holds(self.theirs[other], site.sample):
+                steps = sample_steps(site.sample)
+                self._add(Pair(site, record, (self.theirs[other],), "sample", candidate_steps=steps), other)
+            elif site.sample is None:
+                for one in single.get(other, ()):
+                    if one.sample is not None and _holds(record, one.sample):
+                        pair = Pair(
+                            site._replace(sample=one.sample), record, (self.theirs[one],), "sample",
+                            reference_steps=sample_steps(one.sample),
+                        )  # fmt: skip
+                        self._add(pair, one)
+                        self.waiting.pop(site, None)
+
+    def alignment(self, units: Units) -> Alignment:
+        """The pairs in the reference's causal order, and what is left."""
+        place = {site: number for number, site in enumerate(self.ours)}
+
+        def order(site: Site) -> tuple[int, int]:
+            whole = site if site in place else site._replace(sample=None)
+            return place[whole], -1 if site.sample is None else site.sample
+
+        pairs = tuple(_in_units(self.pairs[site], units) for site in sorted(self.pairs, key=order))
+        ours, theirs = _Directory(self.ours, "reference"), _Directory(self.theirs, "candidate")
+        back = {other: name for name, other in self.renamed.items()}
+        candidate_only = [
+            Unmatched(site, ours.why_not(site))
+            for site, record in self.theirs.items()
+            if site not in self.used
+            and record.site == site
+            and self.selection.takes(site.phase, back.get(site.name, site.name))
+            and not self._ignores_candidate(site)
+        ]
+        reference_only = [
+            Unmatched(site, theirs.why_not(self._counterpart(site)))
+            for site in self.waiting
+            if site.phase != "optim"  # optimizer state is extra evidence, never a gap
+        ]
+        scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
+        notes = (units.note,) if scaled and units.note else ()
+        return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), notes)
+
+    def _ignores_candidate(self, site: Site) -> bool:
+        return self.selection.ignoring(site.name) is not None or (
+            self.mapping is not None and self.mapping.ignores_candidate(site) is not None
+        )
+
+    def _counterpart(self, site: Site) -> Site:
+        """The candidate's site of the same meaning: another prefix, and the port that a map gives it."""
+        rule = self.mapping.find(site) if self.mapping is not None else None
+        port = rule.targets[0].port if rule is not None and rule.targets else site.port
+        return site._replace(name=self.renamed.get(site.name, site.name), port=port)
+
+    def _add(self, pair: Pair, *others: Site) -> None:
+        rule = self.mapping.find(pair.site) if self.mapping is not None else None
+        if rule is not None and pair.matched != "map":  # the map leaves the name to us, and says the rest
+            steps = (*pair.candidate_steps, *rule.transforms)
+            pair = replace(pair, candidate_steps=steps, tolerance=rule.tolerance)
+        self.pairs[pair.site] = pair
+        self.used.update(others)
+        self.waiting.pop(pair.site, None)
+
+
+def _by_group(sites: Iterable[Site]) -> dict[Site, list[Site]]:
+    """Sites that differ in their port alone, inputs apart from outputs."""
+    groups: dict[Site, list[Site]] = {}
+    for site in sites:
+        if site.phase in ("fwd", "agrad"):
+            groups.setdefault(site._replace(port="in" if site.port.startswith("in.") else "out"), []).append(site)
+    return groups
+
+
+def _holds(record: Record, sample: int) -> bool:
+    """Whether a batched tensor has this sample along its first axis."""
+    return bool(record.shape) and record.shape is not None and sample < record.shape[0]
+
+
+def _in_units(pair: Pair, units: Units) -> Pair:
+    ours, theirs = units.steps(pair.site)
+    if not ours and not theirs:
+        return pair
+    return replace(
+        pair, reference_steps=(*pair.reference_steps, *ours), candidate_steps=(*pair.candidate_steps, *theirs)
+    )
+
+
+class _Directory:
+    """What one side has, arranged to say what it lacks."""
+
+    def __init__(self, sites: Sites, side: str) -> None:
+        self._side = side
+        self._phases = {site.phase for site in sites}
+        self._steps = {site.step for site in sites}
+        self._named: dict[str, list[Site]] = {}
+        for site in sites:
+            self._named.setdefault(site.name, []).append(site)
+
+    def why_not(self, site: Site) -> str:
+        """Why there is no counterpart: the coarsest thing that is missing."""
+        if site.phase not in self._phases:
+            return f"the {self._side} recorded no {site.phase!r} at all"
+        if site.step not in self._steps:
+            return f"the {self._side} did not record step {site.step}"
+        named = self._named.get(site.name)
+        if named is None:
+            return f"the {self._side} has nothing named {site.name!r}"
+        same = [other for other in named if (other.step, other.phase) == (site.step, site.phase)]
+        if not same:
+            return f"the {self._side} has {site.name!r}, but not its {site.phase}"
+        ported = [other for other in same if other.port == site.port]
+        if not ported:
+            return f"the {self._side} has only the ports {', '.join(sorted({other.port for other in same}))} of it"
+        if not any(other.call == site.call for other in ported):
+            return f"the {self._side} ran it {len({other.call for other in ported})} times"
+        samples = sorted({"the whole batch" if o.sample is None else f"sample {o.sample}" for o in ported})
+        return f"the {self._side} recorded {', '.join(samples[:6])}{', ...' if len(samples) > 6 else ''} of it"

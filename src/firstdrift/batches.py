@@ -1,0 +1,95 @@
+"""Gradients of a mean against gradients of a sum, and batches against single samples, brought together.
+
+`gradient_of` in a trace's header says what its loss gradients, activation gradients and raw parameter gradients
+are gradients of. A C harness runs samples one by one and sums; PyTorch runs a batch and takes the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import SelectionError
+from .pairs import Transform
+from .sites import Site
+from .traces import Trace
+
+SCALED_PHASES = frozenset({"lossgrad", "agrad", "grad"})  # `grad_scaled` is what the optimizer sees on either side
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a side's gradients are gradients of."""
+
+    kind: str  # mean or sum
+    batch: int
+
+    @property
+    def to_sum(self) -> float:
+        """The factor that turns these gradients into gradients of a sum over samples."""
+        return float(self.batch) if self.kind == "mean" else 1.0
+
+
+def stated_reduction(trace: Trace, declared: str | None, batch: int | None) -> Reduction | None:
+    """The reduction of one side: declared on the command line, else from its header, else unknown."""
+    said = trace.header.get("gradient_of")
+    if declared is None and said is None:
+        return None
+    if not (said is None or isinstance(said, dict)):
+        raise SelectionError(f"{trace.path}: 'gradient_of' is {said!r}, not an object; correct trace.json")
+    kind = declared or (said or {}).get("reduction")
+    size = batch or (said or {}).get("batch") or trace.header.get("batch") or (1 if kind == "sum" else None)
+    if kind not in ("mean", "sum") or type(size) is not int or size < 1:
+        raise SelectionError(
+            f"{trace.path}: gradients of a {kind!r} over {size!r} samples cannot be reconciled; "
+            "say mean or sum with --reference-reduction or --candidate-reduction, and --batch"
+        )
+    return Reduction(kind, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How the gradients of the two sides relate."""
+
+    reference: Reduction | None
+    candidate: Reduction | None
+
+    @classmethod
+    def of(
+        cls, reference: Trace, candidate: Trace, declared: tuple[str | None, str | None] = (None, None),
+        batch: int | None = None,
+    ) -> Units:  # fmt: skip
+        """Find both sides' reductions. Declaring one side alone says that the other one is an unscaled sum."""
+        ours = stated_reduction(reference, declared[0], batch if declared[0] else None)
+        theirs = stated_reduction(candidate, declared[1], batch if declared[1] else None)
+        if ours is None and declared[1]:
+            ours = Reduction("sum", 1)
+        if theirs is None and declared[0]:
+            theirs = Reduction("sum", 1)
+        return cls(ours, theirs)
+
+    def steps(self, site: Site) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
+        """Transforms of the reference and of the candidate; it is multiplied, never divided, to round least."""
+        if site.phase not in SCALED_PHASES or self.reference is None or self.candidate is None:
+            return (), ()
+        ratio = self.reference.to_sum / self.candidate.to_sum
+        if ratio > 1:
+            return (Transform("scale", factor=ratio),), ()
+        return ((), (Transform("scale", factor=1 / ratio),)) if ratio < 1 else ((), ())
+
+    @property
+    def note(self) -> str | None:
+        """What was reconciled, in words; or that one side does not say what it is."""
+        if self.reference is None and self.candidate is None:
+            return None
+        if self.reference is None or self.candidate is None:
+            silent = "candidate" if self.candidate is None else "reference"
+            return f"the {silent} does not say what its gradients are of; give --{silent}-reduction if they differ"
+        if self.reference.to_sum == self.candidate.to_sum:
+            return None
+        words = [f"{r.kind} over {r.batch}" if r.kind == "mean" else "sum" for r in (self.reference, self.candidate)]
+        return f"gradients of a {words[0]} (reference) and of a {words[1]} (candidate) were reconciled"
+
+
+def sample_steps(sample: int) -> tuple[Transform, ...]:
+    """One sample of a batched tensor."""
+    return (Transform("slice", axes=(0,), start=sample, stop=sample + 1),)

@@ -1,0 +1,149 @@
+"""`firstdrift diff`: compare two traces, name the first drift, and say by the exit code what was found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress
+
+if TYPE_CHECKING:
+    from ..result import Result
+
+WITH_VALUES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
+REDUCTIONS = click.Choice(["mean", "sum"])
+
+
+def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not isfinite(value):  # no difference is above a NaN
+        raise click.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+@click.command("diff")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="CAND")
+@click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")
+@click.option("--write-map", metavar="FILE", help="Write how the two were matched as such a file, to be edited.")
+@only_option
+@phase_option
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out names that match; may be repeated.")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names CAND may lack; may be repeated.")
+@click.option("--truth", metavar="TRACE", help="A float64 run of the same model, as the arbiter.")
+@click.option("--verify", is_flag=True, help="Compare checksums before anything else.")
+@click.option("--rule", type=click.Choice(["noise", "jump"]), default="noise", show_default=True, help="What decides.")
+@click.option(
+    "--abs-floor", type=click.FloatRange(min=0), callback=_finite, default=1e-4, show_default=True,
+    help="Of --rule jump: differences below pass.",
+)  # fmt: skip
+@click.option("--reference-reduction", type=REDUCTIONS, help="What REF's gradients are of, where it does not say.")
+@click.option("--candidate-reduction", type=REDUCTIONS, help="The same of CAND.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, where a trace does not say it.")
+@order_option
+@click.option("--ranked", is_flag=True, help="Order by the error made at each site, largest first.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100), or values (10).")
+@click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
+@click.option("--values", is_flag=True, help="REF and CAND are two APRT stage files; compare value by value.")
+@json_option
+@debug_option
+def command(
+    reference: str, candidate: str, map_file: str | None, write_map: str | None,
+    ranked: bool, limit: int | None, quiet: bool, values: bool, as_json: bool, phase: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
+    """Compare what REF and CAND recorded, name the first tensor where they part, and say whether it is noise.
+
+    Exit codes: 0 same, noise or flip; 1 drift; 2 could not tell; 3 internal error.
+
+    \b
+    firstdrift diff ref/ cand/
+    firstdrift diff ref/ cand/ --phase 'grad*' --ranked --json
+    firstdrift diff --values ref/layer-0/ffn_out.bin cand/layer-0/ffn_out.bin
+    """
+    ctx = click.get_current_context()
+    if values:
+        _refuse_others(ctx)
+        ctx.exit(_diff_values(reference, candidate, limit, quiet=quiet, as_json=as_json))
+    if options["rule"] != "jump" and _given(ctx, "abs_floor"):
+        raise click.UsageError("--abs-floor belongs to --rule jump; add that, or drop it")
+    options |= {"phases": phase, "map": map_file}
+    if write_map is not None:
+        _write_map(reference, candidate, Path(write_map), options)
+    result = _compare(reference, candidate, options)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        from ..report import render
+
+        _print(render(result, ranked=ranked, quiet=quiet, limit=limit, colour=_colour()))
+    ctx.exit(result.exit_code)
+
+
+def _compare(reference: str, candidate: str, options: dict[str, Any]) -> Result:
+    from ..comparison import diff
+
+    with progress("comparing", _bytes_on_disk(reference, candidate)) as advance:
+        return diff(reference, candidate, advance=advance, **options)
+
+
+def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
+    """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
+    from ..comparison import align_traces
+    from ..errors import TraceExistsError, storage
+    from ..mapping import read_map, write_map
+
+    if target.exists():
+        raise TraceExistsError(f"{target}: exists, and may have been edited; choose another path for --write-map")
+    aligning = ("map", "only", "phases", "ignore", "reference_reduction", "candidate_reduction", "batch", "order")
+    mapping = None if options["map"] is None else read_map(Path(options["map"]))
+    asked = {key: options[key] for key in aligning} | {"map": mapping}
+    alignment = align_traces(reference, candidate, **asked).alignment
+    with storage(target, "write the map", "choose a path that you may write"):
+        target.write_text(write_map(alignment, mapping), "utf-8")
+    click.echo(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
+
+
+def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:
+    from ..stage_values import DEFAULT_LIMIT, diff_stage_files
+
+    found = diff_stage_files(reference, candidate, limit=DEFAULT_LIMIT if limit is None else limit)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        from ..report.values import render_values
+
+        _print(render_values(found, quiet=quiet))
+    return found.exit_code
+
+
+def _refuse_others(ctx: click.Context) -> None:
+    """An option that a comparison of values would not honour must not seem to work."""
+    for parameter in ctx.command.params:
+        if parameter.name not in WITH_VALUES and parameter.name is not None and _given(ctx, parameter.name):
+            raise click.UsageError(f"--values compares two stage files and takes no {parameter.opts[0]}; drop it")
+
+
+def _given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _bytes_on_disk(*paths: str) -> int:
+    """How much there is to read, for the bar; nothing is counted when nobody will see one."""
+    if not sys.stderr.isatty():
+        return 0
+    files = (file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("*")))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _print(text: str) -> None:
+    """Print to a terminal or log of any encoding; what it cannot show is spelled out."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -1,0 +1,82 @@
+"""Decision flips: a near-tie decided the other way, which moves or drops a few gradient elements.
+
+A flip is legal only if each side's decision follows from that side's own forward values: a ReLU lets gradient
+through where its own input is positive, a max-pool where its own window is largest. Whatever is left once those
+elements are set aside must be noise, or it is no flip.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .traces import Array
+
+MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
+TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
+
+Floats = NDArray[np.float64]
+
+
+def explained_by_flips(
+    gradients: tuple[Array, Array], forwards: tuple[Array, Array], limit: float, noise: float
+) -> str | None:
+    """How decisions of the forward pass explain gradients that differ beyond `limit`, in words; None if they do not.
+
+    `forwards` are both sides' values that the decisions were taken on, and `noise` their relative difference.
+    """
+    if gradients[0].shape != forwards[0].shape or prod(gradients[0].shape) > 1 << 26:
+        return None
+    ours, theirs = (np.asarray(g, np.float64) for g in gradients)
+    x, z = (np.asarray(f, np.float64) for f in forwards)
+    if not all(np.isfinite(a).all() for a in (ours, theirs, x, z)):
+        return None
+    tie = TIE * max(noise, 1e-300) * float(np.sqrt(np.mean(x**2)))
+    flipped = ((x > 0) != (z > 0)) & (np.abs(x) <= tie)
+    if _only_there(ours, theirs, flipped, limit):
+        return f"{int(flipped.sum())} of {flipped.size} signs were decided the other way at a near-tie"
+    windows = _routed(ours, theirs, x, z, tie, limit)
+    return None if windows is None else f"{windows} maxima were decided the other way at a near-tie"
+
+
+def _only_there(ours: Floats, theirs: Floats, flipped: NDArray[np.bool_], limit: float) -> bool:
+    count = int(flipped.sum())
+    if not 0 < count <= MOST * flipped.size:
+        return False
+    rest = float(np.linalg.norm(np.where(flipped, 0.0, theirs - ours)))
+    return rest <= limit * float(np.linalg.norm(ours))
+
+
+def _routed(ours: Floats, theirs: Floats, x: Floats, z: Floats, tie: float, limit: float) -> int | None:
+    """The number of windows whose gradient went to another of two tied maxima, if that explains the difference."""
+    scale = float(np.linalg.norm(ours))
+    moved = np.abs(theirs - ours) > limit * scale / np.sqrt(ours.size)
+    if not 0 < moved.sum() <= MOST * moved.size:
+        return None
+    chosen_differently = np.argwhere(moved)
+    lost = [tuple(i) for i in chosen_differently if abs(ours[tuple(i)]) > abs(theirs[tuple(i)])]
+    gained = {tuple(i) for i in chosen_differently} - set(lost)
+    if len(lost) != len(gained):
+        return None
+    for index in lost:
+        partner = _partner(index, gained, ours, theirs, x, z, tie, limit * scale)
+        if partner is None:
+            return None
+        gained.remove(partner)
+    return len(lost)
+
+
+def _partner(
+    index: tuple[int, ...], gained: set[tuple[int, ...]], ours: Floats, theirs: Floats, x: Floats, z: Floats,
+    tie: float, slack: float,
+) -> tuple[int, ...] | None:  # fmt: skip
+    """The element that took over the gradient which `index` lost: same amount, tied value, each side by its own."""
+    for other in gained:
+        same_amount = abs(theirs[other] - ours[index]) <= slack
+        tied = abs(x[index] - x[other]) <= tie
+        own_choice = x[index] >= x[other] and z[other] >= z[index]
+        if same_amount and tied and own_choice:
+            return other
+    return None

@@ -1,0 +1,288 @@
+"""From measurements to verdicts: what noise explains, what was inherited, and what was introduced where.
+
+The rule for a site: its own operation can add so much error (by dtype, kind and number of summed terms), and what
+its inputs differ by passes through, amplified by no more than its kind of operation amplifies. An error beyond the
+two is a drift where the inputs were clean, and inherited where they were not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ._kernels import Measurement
+from .arbiter import Truth
+from .flips import explained_by_flips
+from .graph import Graph
+from .measuring import Measured
+from .noise import GAIN, GAIN_MARGIN, WORST_OF_MANY, forward_length, kind_of, local_limit, per_sample, roundoff
+from .pairs import Pair
+from .result import CLEAN, PairResult, Verdict
+from .sites import Site
+from .traces import Array
+
+_BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
+
+
+def judge(
+    measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
+    truths: Mapping[Site, Truth] | None = None,
+) -> list[PairResult]:  # fmt: skip
+    """Verdicts of all pairs, in causal order.
+
+    `load` fetches both tensors of a pair again, to look for flips; `truths` are what a float64 run says of pairs.
+    """
+    court = _Court(measured, graph, load, truths or {})
+    for item in measured:
+        result = court.results[item.pair.site] = court.hear(item)
+        if result.verdict is Verdict.DRIFT:
+            court.drifts.append(result.site)
+    court.settle_weights()
+    return [court.results[item.pair.site] for item in measured]
+
+
+class _Court:
+    def __init__(
+        self, measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
+        truths: Mapping[Site, Truth],
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.load = load
+        self.truths = truths
+        self.items = {item.pair.site: item for item in measured}
+        self.results: dict[Site, PairResult] = {}
+        self.drifts: list[Site] = []
+        self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
+
+    def hear(self, item: Measured) -> PairResult:
+        """The verdict of one pair, given those of everything before it."""
+        pair, measurement = item.pair, item.measurement
+        if item.problem is not None:
+            return PairResult(pair, Verdict.NOT_COMPARABLE, item.problem)
+        if measurement is None:
+            by = self.introducer(pair) if item.verdict is Verdict.DRIFT else None
+            return PairResult(pair, item.verdict, item.reason, introduced_by=by)
+        producers = [site for site in self.graph.producers(pair.site) if site in self.results]
+        error = self.error_of(item, producers)
+        inherited = max((self.error(site) for site in producers), default=0.0)
+        limit = self.limit(item, producers, inherited)
+        judged = PairResult(pair, Verdict.SAME, "", measurement, error, inherited, limit)
+        if measurement.bit_equal:
+            return replace(judged, reason="bit-equal" if measurement.count else "no elements")
+        dirty = [site for site in producers if self.results[site].verdict not in CLEAN]
+        if pair.site.phase in ("input", "weight") and not dirty:
+            return self.precondition(judged, item)
+        if not measurement.nonfinite_agree:
+            return self.blame(judged, dirty, _nonfinite(measurement))
+        if item.is_integer:
+            return self.integers(judged, dirty, producers)
+        return self.floats(judged, item, dirty)
+
+    def floats(self, judged: PairResult, item: Measured, dirty: Sequence[Site]) -> PairResult:
+        """An error against what noise explains: of the whole tensor, and of its worst part."""
+        assert judged.measurement is not None
+        assert judged.error is not None
+        assert judged.limit is not None
+        if judged.measurement.compared == 0:
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason="no element is finite on both sides")
+        if judged.limit >= 1.0 and not dirty and judged.site not in self.truths:
+            reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
+            if item.floor:
+                reason += ": the update is lost in the rounding of the weights it is added to"
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
+        if (truth := self.truths.get(judged.site)) is not None:
+            return self.by_truth(judged, dirty, truth)
+        worst = 0.0
+        if not item.floor:  # an update's error sits in the few elements whose gradient was next to nothing
+            worst = _worst(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
+        if max(judged.error, worst / WORST_OF_MANY) <= judged.limit:
+            if dirty:
+                return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
+            return replace(judged, verdict=Verdict.NOISE, reason="within noise")
+        if not dirty and (flip := self.flip(judged)) is not None:
+            return replace(judged, verdict=Verdict.FLIP, reason=flip)
+        whole = judged.error > judged.limit
+        shown, where = (judged.error, "") if whole else (worst, " in its worst row, column or block")
+        return self.blame(judged, dirty, f"error {shown:.1e}{where}, where noise explains {judged.limit:.1e}")
+
+    def precondition(self, judged: PairResult, item: Measured) -> PairResult:
+        """Inputs and weights come first: equal, equal after rounding, or not."""
+        unit = roundoff(judged.pair.reference.dtype, judged.pair.candidate[0].dtype)
+        error = judged.error or 0.0
+        if judged.measurement is not None and judged.measurement.nonfinite_agree and not item.is_integer:
+            limit = judged.pair.tolerance.relative if judged.pair.tolerance else unit
+            if item.rounded_equal or error <= limit:
+                reason = "equal after rounding" if item.rounded_equal else "within one rounding"
+                return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=limit)
+        if judged.site.phase == "input":
+            reason = "the two sides were not fed the same data"
+            return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the data fed in", limit=unit)
+        self.suspects.add(judged.site)
+        reason = f"the weights differ by {error:.1e}"
+        return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the loading of weights", limit=unit)
+
+    def flip(self, judged: PairResult) -> str | None:
+        """Whether a gradient differs only where the forward pass took a decision between near-ties."""
+        forward = judged.site._replace(phase="fwd")
+        if judged.site.phase != "agrad" or forward not in self.items or self.results[forward].verdict not in CLEAN:
+            return None
+        assert judged.limit is not None
+        noise = max(self.error(forward), roundoff(judged.pair.reference.dtype, judged.pair.candidate[0].dtype))
+        return explained_by_flips(self.load(judged.pair), self.load(self.items[forward].pair), judged.limit, noise)
+
+    def by_truth(self, judged: PairResult, dirty: Sequence[Site], truth: Truth) -> PairResult:
+        """A third, more precise run decides: the candidate may be as far from it as the reference is."""
+        judged = replace(judged, error=truth.candidate, limit=truth.limit)
+        if truth.candidate <= truth.limit:
+            suspect = "; it is the reference that is off" if truth.reference_suspect else ""
+            reason = f"as close to the truth as the reference ({truth.candidate:.1e}, {truth.reference:.1e}){suspect}"
+            return replace(judged, verdict=Verdict.NOISE, reason=reason)
+        return self.blame(judged, dirty, f"{truth.candidate:.1e} from the truth, the reference {truth.reference:.1e}")
+
+    def blame(self, judged: PairResult, dirty: Sequence[Site], reason: str) -> PairResult:
+        """An error that noise does not explain belongs to this site, or to what it was computed from."""
+        inside = self.drift_inside(judged.site)
+        if dirty or inside is not None:
+            source = self.describe(inside or dirty[0])
+            return replace(judged, verdict=Verdict.INHERITED, reason=f"{reason}; it comes from {source}")
+        return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=self.introducer(judged.pair))
+
+    def integers(self, judged: PairResult, dirty: Sequence[Site], producers: Sequence[Site]) -> PairResult:
+        """Integers are equal or not; a choice between near-ties is only possible where the inputs differ at all."""
+        measurement = judged.measurement
+        assert measurement is not None
+        reason = f"{measurement.differing} of {measurement.count} integers differ"
+        if dirty or all(self.error(site) == 0 for site in producers) or not producers:
+            return self.blame(judged, dirty, reason)
+        return replace(
+            judged, verdict=Verdict.INCONCLUSIVE,
+            reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
+        )  # fmt: skip
+
+    def settle_weights(self) -> None:
+        """Weights that differ are a drift only when something computed with them differs too.
+
+        A folded or permuted layout with an equal function is no bug.
+        """
+        forward = [r for r in self.results.values() if r.site.phase == "fwd" and r.measurement is not None]
+        for site in self.suspects:
+            own = [result for result in forward if _below(site.name, result.site.name)]
+            tested = own or forward
+            agree = tested and all(self.explained_without(result) for result in tested)
+            if agree:
+                self.results[site] = replace(
+                    self.results[site], verdict=Verdict.NOISE, introduced_by=None,
+                    reason="stored differently, but everything computed with it agrees",
+                )  # fmt: skip
+
+    def explained_without(self, result: PairResult) -> bool:
+        """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
+        producers = [s for s in self.graph.producers(result.site) if s in self.results and s not in self.suspects]
+        inherited = max((self.error(site) for site in producers), default=0.0)
+        limit = self.limit(self.items[result.site], producers, inherited)
+        return (result.error or 0.0) <= limit and (result.measurement is None or result.measurement.nonfinite_agree)
+
+    def limit(self, item: Measured, producers: Sequence[Site], inherited: float) -> float:
+        """The largest error that this site's own rounding and its inputs' errors explain."""
+        pair = item.pair
+        if pair.tolerance is not None:
+            return pair.tolerance.relative
+        kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
+        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
+        local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
+        return local + GAIN_MARGIN * (GAIN[kind] * (inherited if math.isfinite(inherited) else 0.0) + item.floor)
+
+    def length(self, pair: Pair, kind: str, producers: Sequence[Site]) -> int:
+        """The number of terms summed for one element of this site, from the shapes of what it was computed from."""
+        shape = pair.reference.shape or ()
+        shapes = {site: self.items[site].pair.reference.shape or () for site in producers}
+        flowing = [shape for site, shape in shapes.items() if site.phase != "weight"]
+        weights = [shape for site, shape in shapes.items() if site.phase == "weight"]
+        if pair.site.phase == "grad_scaled":
+            return 1
+        if pair.site.phase == "grad":
+            return max([1, *(math.prod(s) * max(1, self.batch_factor(site)) for site, s in shapes.items())])
+        if pair.site.phase in _BACKWARD or pair.site.phase == "loss":
+            return max(
+                [1, math.prod(shape) if pair.site.phase == "loss" else per_sample(shape), *map(per_sample, flowing)]
+            )
+        return forward_length(kind, shape, flowing, weights)
+
+    def batch_factor(self, site: Site) -> int:
+        """A parameter's gradient sums over the whole batch, of which a per-sample site is one part."""
+        return self.graph.batch if site.sample is not None else 1
+
+    def error_of(self, item: Measured, producers: Sequence[Site]) -> float:
+        """The relative error, on the scale of the site's terms where the site itself nearly cancels to zero."""
+        measurement = item.measurement
+        assert measurement is not None
+        if measurement.bit_equal:
+            return 0.0
+        error = math.inf if measurement.rel_l2 is None else measurement.rel_l2
+        if measurement.rms == 0:
+            return 0.0
+        natural = max((self.natural_norm(item, site) for site in producers), default=0.0)
+        if natural > measurement.norm_reference and measurement.rms is not None:
+            return measurement.rms * math.sqrt(measurement.compared) / natural
+        return error
+
+    def natural_norm(self, item: Measured, site: Site) -> float:
+        """The norm that a sum of this many terms of random sign would have: the scale of its rounding errors."""
+        other = self.items[site].measurement
+        if other is None or item.measurement is None or not other.compared:
+            return 0.0
+        phase = item.pair.site.phase
+        if phase == "grad" and site.phase == "agrad" and len(item.pair.reference.shape or ()) <= 1:
+            return other.norm_reference  # a bias sums its output's gradients over all positions
+        if phase == "fwd" and item.measurement.norm_reference == 0:
+            return other.norm_reference * math.sqrt(item.measurement.compared / other.compared)
+        return 0.0
+
+    def error(self, site: Site) -> float:
+        """The error of a site that was judged already."""
+        return self.results[site].error or 0.0
+
+    def drift_inside(self, site: Site) -> Site | None:
+        """A container inherits from whatever drifted inside it."""
+        inside = f"{site.name}." if site.name else ""
+        for other in self.drifts:
+            same_pass = (other.phase, other.step) == (site.phase, site.step)
+            if same_pass and other.name != site.name and other.name.startswith(inside):
+                return other
+        return None
+
+    def introducer(self, pair: Pair) -> str:
+        """The operation that made this tensor."""
+        site = pair.site
+        if site.phase == "agrad":
+            consumer = self.graph.consumer(site)
+            return f"{consumer}'s backward" if consumer else "the backward of what reads it"
+        return {
+            "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name}'s backward",
+            "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
+            "weight_after": "the optimizer",
+        }.get(site.phase, site.name or "the model itself")  # fmt: skip
+
+    def describe(self, site: Site) -> str:
+        return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")
+
+
+def _worst(measurement: Measurement) -> float:
+    """The error of the worst row, column or block, on the scale of the whole tensor."""
+    detail = measurement.detail
+    if detail is None:
+        return 0.0
+    regions = (detail.worst_row, detail.worst_column, detail.worst_block)
+    return max((region.error for region in regions if region is not None), default=0.0)
+
+
+def _nonfinite(measurement: Measurement) -> str:
+    ours = f"{measurement.nan_reference} NaN and {measurement.inf_reference} Inf"
+    theirs = f"{measurement.nan_candidate} NaN and {measurement.inf_candidate} Inf"
+    return f"the reference has {ours}, the candidate {theirs}, not at the same places"
+
+
+def _below(parameter: str, module: str) -> bool:
+    """Whether a module's output is computed with a parameter: its own, or one inside it."""
+    return module == parameter or parameter.startswith(f"{module}.") or module == ""

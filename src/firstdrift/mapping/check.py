@@ -1,0 +1,121 @@
+"""Whether a map fits two traces: every line has something to do, and no tensor stands for two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ..errors import FormatError
+from ..sites import Site
+from .lines import Line, Rule, Target
+
+if TYPE_CHECKING:
+    from .lines import Mapping
+
+_SHOWN = 6  # ports that a message lists
+
+
+def check_map(mapping: Mapping, reference: Iterable[Site], candidate: Iterable[Site]) -> None:
+    """Raise FormatError for the first line, in the order of the file, that does not fit."""
+    ours, theirs = _tensors(reference), _tensors(candidate)
+    rules = {site: rule for site in ours if (rule := mapping.find(site)) is not None}
+    won: dict[int, dict[Site, Rule]] = {}
+    for site, rule in rules.items():
+        won.setdefault(id(rule.line), {})[site] = rule
+    by_name = _ports(theirs)
+    for line in mapping.lines:
+        if id(line) not in won:
+            raise _idle(line, ours, "reference", mapping)
+        _check_targets(line, won[id(line)], by_name)
+    _check_sources(rules, by_name)
+    for line in mapping.candidate_ignore:
+        if not any(_takes(line, site) for site in theirs):
+            raise _idle(line, theirs, "candidate", mapping)
+
+
+def _tensors(sites: Iterable[Site]) -> dict[Site, None]:
+    """The sites without their step, call and sample, of which a map knows nothing."""
+    return dict.fromkeys(Site(0, site.phase, site.name, site.port) for site in sites)
+
+
+def _ports(sites: Iterable[Site]) -> dict[str, list[str]]:
+    """The ports of every name."""
+    found: dict[str, dict[str, None]] = {}
+    for site in sites:
+        found.setdefault(site.name, {})[site.port] = None
+    return {name: list(ports) for name, ports in found.items()}
+
+
+def _takes(line: Line, site: Site) -> bool:
+    named = line.takes_phase(site.phase) and line.reference.match(site.name) is not None
+    return named and line.rename_port(site.port) is not None
+
+
+def _idle(line: Line, sites: Iterable[Site], side: str, mapping: Mapping) -> FormatError:
+    """Why a line has nothing to do."""
+    named = [site for site in sites if line.reference.match(site.name) is not None]
+    if not named:
+        return FormatError(f"{line.place}: the {side} has no such name; {_advice(line, sites, side)}")
+    taken = [site for site in named if _takes(line, site)]
+    if not taken:
+        have = ", ".join(f"{site.phase} {site.port}" for site in named[:_SHOWN])
+        more = ", ..." if len(named) > _SHOWN else ""
+        return FormatError(
+            f"{line.place}: {named[0].name!r} has none of the ports or phases asked for but {have}{more}; "
+            "correct 'port' or 'phase'"
+        )
+    first = mapping.find(taken[0])
+    where = "another line" if first is None else first.line.place
+    return FormatError(f"{line.place}: it is never used, {where} comes before it; remove or reorder one of the two")
+
+
+def _advice(line: Line, sites: Iterable[Site], side: str) -> str:
+    for site in sites:
+        if line.reference.match(f"{site.name}.{site.port}") is not None:
+            return f"{site.name!r} is a name and {site.port!r} its port, so write the name and 'port: {site.port}'"
+    return _nearest(line.reference.text, (site.name for site in sites), side)
+
+
+def _nearest(name: str, names: Iterable[str], side: str) -> str:
+    near = get_close_matches(name, dict.fromkeys(names), n=1)
+    meant = f"write {near[0]!r} if you mean that" if near else "correct it"
+    return f"{meant}, `firstdrift show` lists the names of the {side}"
+
+
+def _check_targets(line: Line, won: dict[Site, Rule], by_name: dict[str, list[str]]) -> None:
+    """What stands on the right has to exist: one name that does is enough for a pattern."""
+    for number, pattern in enumerate(line.candidates):
+        targets = [(site, rule.targets[number]) for site, rule in won.items()]
+        named = [target for _, target in targets if target.name in by_name]
+        if not named:
+            _, (name, _) = targets[0]
+            asked = f"{pattern.text!r}" if pattern.exact else f"{pattern.text!r} ({name!r}, say)"
+            raise FormatError(
+                f"{line.place}: the candidate has nothing named {asked}; {_nearest(name, by_name, 'candidate')}"
+            )
+        renamed = [(site, target) for site, target in targets if target.name in by_name and target.port != site.port]
+        missing = next((target for _, target in renamed if target.port not in by_name[target.name]), None)
+        if renamed and missing and not any(target.port in by_name[target.name] for _, target in renamed):
+            have = ", ".join(by_name[missing.name][:_SHOWN])
+            raise FormatError(
+                f"{line.place}: the candidate's {missing.name!r} has no port {missing.port!r} but {have}; "
+                "correct 'port'"
+            )
+
+
+def _check_sources(rules: dict[Site, Rule], by_name: dict[str, list[str]]) -> None:
+    """One tensor of the candidate stands for one site, unless parts of it do or the map says that it is shared."""
+    sources: dict[tuple[str, Target], tuple[Site, Rule]] = {}
+    for site, rule in rules.items():
+        for target in rule.targets if rule.named else ():
+            other, before = sources.setdefault((site.phase, target), (site, rule))
+            if other == site or target.name not in by_name:
+                continue
+            if (rule.line.slices and before.line.slices) or (rule.line.shared and before.line.shared):
+                continue
+            raise FormatError(
+                f"{rule.line.place}: the candidate's {target.name}:{target.port} would stand for both "
+                f"{site.name}:{site.port} and, by {before.line.place}, {other.name}:{other.port}; "
+                "give each a 'slice' of it, or write 'shared: true' in both"
+            )

@@ -1,0 +1,145 @@
+"""What an alignment found for each name of the reference, in as few lines as say it fully."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..pairs import Alignment
+from .lines import Mapping
+from .patterns import ANYTHING, escape
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line to be written: candidate names, and which ports and phase of the reference's name it speaks of."""
+
+    names: tuple[str, ...]
+    concatenate: int | None = None
+    ports: tuple[tuple[str, str], ...] = ()  # patterns
+    phase: str | None = None
+    shared: bool = False
+
+    def renamed(self, rename: Callable[[str], str]) -> Part:
+        """The same with other names."""
+        return replace(self, names=tuple(map(rename, self.names)))
+
+    def value(self) -> Any:
+        """As it stands in a map; the names have to be patterns."""
+        names = self.names[0] if len(self.names) == 1 else list(self.names)
+        said: dict[str, Any] = {"candidate": names}
+        if self.concatenate is not None:
+            said["concatenate"] = self.concatenate
+        if self.phase is not None:
+            said["phase"] = self.phase
+        if self.ports:
+            said["port"] = dict(self.ports)
+        if self.shared:
+            said["shared"] = True
+        return names if len(said) == 1 else said
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All parts of one name, how it was matched, and whether some of its ports or phases are left to other lines."""
+
+    how: str
+    parts: tuple[Part, ...]
+    restricted: bool
+
+
+class _Cell(NamedTuple):
+    """What one tensor of the reference was paired with."""
+
+    names: tuple[str, ...]
+    port: str
+    concatenate: int | None
+    how: str
+    shared: bool = False
+
+    @property
+    def target(self) -> tuple[tuple[str, ...], int | None]:
+        return self.names, self.concatenate
+
+
+_Cells = dict[tuple[str, str], _Cell]  # by the phase and port of the reference
+
+
+def entries_of(alignment: Alignment, mapping: Mapping | None = None) -> dict[str, Entry]:
+    """An entry for every name with a pair that `mapping` says nothing about."""
+    cells: dict[str, _Cells] = {}
+    kept = set()
+    for pair in alignment.pairs:
+        if not pair.candidate:
+            continue
+        if mapping is not None and mapping.find(pair.site) is not None:
+            kept.add(pair.site.name)
+            continue
+        names = tuple(dict.fromkeys(record.site.name for record in pair.candidate))
+        axis = (pair.concatenate or 0) if len(names) > 1 else None
+        cell = _Cell(names, pair.candidate[0].site.port, axis, pair.matched)
+        cells.setdefault(pair.site.name, {}).setdefault((pair.site.phase, pair.site.port), cell)
+    _mark_shared(cells)
+    unpaired = _Unpaired(alignment)
+    return {name: _entry(own, name in kept or unpaired.would_pair(name, own)) for name, own in cells.items()}
+
+
+class _Unpaired:
+    """Tensors of the reference without a counterpart: a line for the others of their name must not find them one."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self._ours: dict[str, set[tuple[str, str]]] = {}
+        for item in (*alignment.reference_only, *alignment.ignored):
+            self._ours.setdefault(item.site.name, set()).add((item.site.phase, item.site.port))
+        theirs = [record.site for pair in alignment.pairs for record in pair.candidate]
+        theirs += [item.site for item in alignment.candidate_only]
+        self._theirs = {(site.phase, site.name, site.port) for site in theirs}
+
+    def would_pair(self, name: str, cells: _Cells) -> bool:
+        """Whether one line for the whole name would say too much."""
+        renamed = {port: cell.port for (_, port), cell in cells.items()}
+        names = {other for cell in cells.values() for other in cell.names}
+        left = self._ours.get(name, set()) - cells.keys()
+        return any((phase, other, renamed.get(port, port)) in self._theirs for phase, port in left for other in names)
+
+
+def _mark_shared(cells: dict[str, _Cells]) -> None:
+    """Note which tensors of the candidate stand for several of the reference, as tied ones do."""
+    users: dict[tuple[str, str, str], list[tuple[_Cells, tuple[str, str]]]] = {}
+    for own in cells.values():
+        for (phase, port), cell in own.items():
+            for name in cell.names:
+                users.setdefault((phase, name, cell.port), []).append((own, (phase, port)))
+    for using in users.values():
+        for own, key in using if len(using) > 1 else ():
+            own[key] = own[key]._replace(shared=True)
+
+
+def _entry(cells: _Cells, by_phase: bool) -> Entry:
+    how = next(iter(cells.values())).how
+    by_port = {(port, cell.target, cell.port) for (_, port), cell in cells.items()}
+    if by_phase or len({port for port, _, _ in by_port}) < len(by_port):  # one port goes two ways
+        groups = _groups(cells, lambda phase, cell: (phase, cell.target))
+        return Entry(how, tuple(_part(group, next(iter(group))[0]) for group in groups), True)
+    groups = _groups(cells, lambda _, cell: cell.target)
+    if len(groups) > 1:
+        return Entry(how, tuple(_part(group) for group in groups), True)
+    whole = _part(cells)
+    others = ((ANYTHING, ANYTHING),)
+    moved = tuple(rename for rename in whole.ports if rename[0] != rename[1])
+    return Entry(how, (replace(whole, ports=moved + others if moved else ()),), False)
+
+
+def _groups(cells: _Cells, key: Callable[[str, _Cell], Any]) -> list[_Cells]:
+    groups: dict[Any, _Cells] = {}
+    for (phase, port), cell in cells.items():
+        groups.setdefault(key(phase, cell), {})[phase, port] = cell
+    return list(groups.values())
+
+
+def _part(cells: _Cells, phase: str | None = None) -> Part:
+    """One line for tensors that go to the same names."""
+    first = next(iter(cells.values()))
+    ports = tuple(dict.fromkeys((escape(port), escape(cell.port)) for (_, port), cell in cells.items()))
+    return Part(first.names, first.concatenate, ports, phase, any(cell.shared for cell in cells.values()))

@@ -1,0 +1,150 @@
+"""The lines of a map, and what they say about one site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from ..pairs import Tolerance, Transform
+from ..sites import Site
+from .patterns import Pattern
+
+
+class Target(NamedTuple):
+    """A tensor of the candidate, in the step, phase, call and sample of the site that asks."""
+
+    name: str
+    port: str
+
+
+class PortRule(NamedTuple):
+    """A port of the reference and what the candidate calls it."""
+
+    reference: Pattern
+    candidate: Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a map. Without `candidates` the counterpart bears the name of its site."""
+
+    place: str
+    reference: Pattern
+    candidates: tuple[Pattern, ...] = ()
+    ports: tuple[PortRule, ...] = ()
+    phases: tuple[str, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    concatenate: int | None = None
+    tolerance: Tolerance | None = None
+    ignore: str | None = None
+    shared: bool = False
+
+    @property
+    def slices(self) -> bool:
+        """Whether it takes a part of the candidate's tensor, and so leaves the rest to others."""
+        return any(step.kind == "slice" for step in self.transforms)
+
+    def takes_phase(self, phase: str) -> bool:
+        """Whether it speaks of sites of this phase."""
+        return not self.phases or any(fnmatchcase(phase, glob) for glob in self.phases)
+
+    def rename_port(self, port: str) -> tuple[int, str] | None:
+        """How wide the port rule is that takes this port, and the candidate's port; None when none takes it."""
+        if not self.ports:
+            return 3, port
+        found = [
+            (rule.reference.rank, rule.candidate.fill(captures))
+            for rule in self.ports
+            if (captures := rule.reference.match(port)) is not None
+        ]
+        return min(found, key=lambda item: item[0], default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a map says about one site; `line` is where it says so.
+
+    The transforms bring the candidate's tensor (the targets joined along the axis `concatenate`) into the
+    reference's layout. `named` is false when the line leaves the candidate's name to the usual matching.
+    """
+
+    line: Line
+    targets: tuple[Target, ...]
+    named: bool
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        return self.line.transforms
+
+    @property
+    def concatenate(self) -> int | None:
+        return self.line.concatenate
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        return self.line.tolerance
+
+    @property
+    def ignore(self) -> str | None:
+        return self.line.ignore
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A map: its lines in the order of the file, and the candidate's names that it leaves out.
+
+    `written` and `written_ignore` hold both tables as they were read, so that a map can be written again.
+    """
+
+    place: str
+    lines: tuple[Line, ...]
+    candidate_ignore: tuple[Line, ...] = ()
+    written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    written_ignore: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _found: dict[tuple[str, str, str], Rule | None] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _exact: dict[str, list[Line]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _patterns: list[Line] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for line in self.lines:
+            same = self._exact.setdefault(line.reference.literals[0], []) if line.reference.exact else self._patterns
+            same.append(line)
+
+    def find(self, site: Site) -> Rule | None:
+        """What the map says about a site of the reference; of several lines the most specific one.
+
+        A plain name before `{}` before `*`; then, by the same order, its port before any port; then a given phase
+        before any; then the earlier line.
+        """
+        key = (site.phase, site.name, site.port)
+        if key not in self._found:  # the same tensor comes again with every step, call and sample
+            self._found[key] = _winner(self._exact.get(site.name, ()), site) or _winner(self._patterns, site)
+        return self._found[key]
+
+    def ignores_candidate(self, site: Site) -> str | None:
+        """Why the map leaves this site of the candidate out; None when it does not."""
+        rule = _winner(self.candidate_ignore, site)
+        return None if rule is None else rule.ignore
+
+    def check(self, reference: Iterable[Site], candidate: Iterable[Site]) -> None:
+        """Refuse a map that does not fit the two traces: unknown names, idle lines, two sources for one target."""
+        from .check import check_map  # here, because it needs the types of this module
+
+        check_map(self, reference, candidate)
+
+
+def _winner(lines: Iterable[Line], site: Site) -> Rule | None:
+    best: tuple[tuple[int, int, bool], Rule] | None = None
+    for line in lines:
+        captures = line.reference.match(site.name) if line.takes_phase(site.phase) else None
+        port = None if captures is None else line.rename_port(site.port)
+        if captures is None or port is None:
+            continue
+        width = (line.reference.rank, port[0], not line.phases)
+        if best is None or width < best[0]:
+            names = [pattern.fill(captures) for pattern in line.candidates] or [site.name]
+            targets = () if line.ignore is not None else tuple(Target(name, port[1]) for name in names)
+            best = width, Rule(line, targets, bool(line.candidates))
+    return None if best is None else best[1]

@@ -1,0 +1,165 @@
+"""A mapping file into a `Mapping`. Every error says file, line, name, and what to write instead."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import Any
+
+from ..errors import FormatError, VersionError, storage
+from ..pairs import Tolerance
+from . import options
+from .lines import Line, Mapping
+from .patterns import Pattern
+from .tables import MAX_BYTES, Table, check_size, load_yaml
+
+VERSION = 1
+SECTIONS = ("version", "pairs", "candidate_ignore")
+OPTIONS = (
+    "candidate", "phase", "port", *options.TRANSFORMS, "concatenate", "tolerance", "shared", "ignore",
+)  # fmt: skip
+_BESIDE_IGNORE = {"ignore", "phase", "port"}
+
+
+def read_map(path: str | PathLike[str]) -> Mapping:
+    """Read a mapping file."""
+    place = fspath(path)
+    with storage(path, "read the map", "check that it exists and that you may read it"), open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    check_size(len(content), place)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{place}: byte {error.start} is not UTF-8; save the map as UTF-8") from None
+    return parse_map(text, place)
+
+
+def parse_map(text: str, place: str = "map") -> Mapping:
+    """Read the text of a mapping file; `place` is what errors call it."""
+    found = load_yaml(text, place)
+    if not isinstance(found, Table):
+        what = "is empty" if found is None else f"is a {type(found).__name__}, not a table"
+        raise FormatError(f"{place}: it {what}; write lines of 'reference name: candidate name'")
+    if not found.keys() & set(SECTIONS):
+        return Mapping(place, _lines(found, place), written=found)
+    for key in found:
+        if key not in SECTIONS:
+            raise FormatError(
+                f"{place}, line {found.lines[key]}: {key!r} is none of {', '.join(SECTIONS)}; "
+                "move it below 'pairs:' when it is a name"
+            )
+    _check_version(found, place)
+    pairs, ignored = _section(found, "pairs", place), _section(found, "candidate_ignore", place)
+    return Mapping(place, _lines(pairs, place), _ignored_lines(ignored, place), pairs, ignored)
+
+
+def _check_version(found: Table, place: str) -> None:
+    version = found.get("version", VERSION)
+    where = f"{place}, line {found.lines.get('version', 1)}"
+    if type(version) is not int or version < 1:
+        raise FormatError(f"{where}: version is {version!r}; write version: {VERSION}")
+    if version > VERSION:
+        raise VersionError(
+            f"{where}: the map has version {version}, but this firstdrift reads up to {VERSION}; install a newer one"
+        )
+
+
+def _section(found: Table, key: str, place: str) -> Table:
+    table = found.get(key)
+    if table is None:  # left out, or nothing but comments below it
+        return Table()
+    if not isinstance(table, Table):
+        raise FormatError(
+            f"{place}, line {found.lines[key]}: {key} is {table!r}, not a table; write one name a line below it, "
+            f"or, where {key!r} is itself a name, put it below 'pairs:'"
+        )
+    return table
+
+
+def _lines(table: Table, place: str) -> tuple[Line, ...]:
+    lines: list[Line] = []
+    for key, value in table.items():
+        where = f"{place}, line {table.lines[key]}, {_short(key)}"
+        reference = options.name_pattern(key, "name", where)
+        items = value if isinstance(value, list) else [value]
+        if not items:
+            raise FormatError(f"{where}: its list is empty; write the candidate's name")
+        lines.extend(_line(reference, item, where) for item in items)
+    return tuple(lines)
+
+
+def _line(reference: Pattern, value: Any, place: str) -> Line:
+    if isinstance(value, Table):
+        return _long_line(reference, value, place)
+    if value is None:
+        raise FormatError(f"{place}: no candidate stands behind it; write its name, or {{ignore: reason}}")
+    if isinstance(value, list):
+        raise FormatError(
+            f"{place}: a list in a list; for one tensor made of several write {{candidate: [...], concatenate: 0}}"
+        )
+    return Line(place, reference, _candidates(reference, value, place))
+
+
+def _long_line(reference: Pattern, given: Table, place: str) -> Line:
+    for key in given:
+        if key not in OPTIONS:
+            raise FormatError(f"{place}: {key!r} is not an option; use {', '.join(OPTIONS)}")
+    if not given.keys() - {"phase"}:
+        raise FormatError(f"{place}: it says nothing about the tensor; add 'candidate: NAME', or write a name only")
+    if "ignore" in given and given.keys() - _BESIDE_IGNORE:
+        beside = min(given.keys() - _BESIDE_IGNORE)
+        raise FormatError(f"{place}: it is ignored and has {beside!r} too; keep one of the two")
+    candidates = _candidates(reference, given["candidate"], place) if "candidate" in given else ()
+    return Line(
+        place,
+        reference,
+        candidates,
+        ports=options.ports(given["port"], place) if "port" in given else (),
+        phases=options.phases(given["phase"], place) if "phase" in given else (),
+        # A table keeps the order in which it was written, and that is the order in which they are applied.
+        transforms=tuple(options.TRANSFORMS[key](given[key], place) for key in given if key in options.TRANSFORMS),
+        concatenate=_concatenate(given, len(candidates), place),
+        tolerance=Tolerance(options.tolerance(given["tolerance"], place), place) if "tolerance" in given else None,
+        ignore=options.reason(given["ignore"], place) if "ignore" in given else None,
+        shared="shared" in given and options.flag(given["shared"], "shared", place),
+    )
+
+
+def _candidates(reference: Pattern, value: Any, place: str) -> tuple[Pattern, ...]:
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        raise FormatError(f"{place}: candidate is an empty list; name one")
+    patterns = tuple(options.name_pattern(name, "candidate", place) for name in names)
+    for number, pattern in enumerate(patterns):
+        options.check_placeholders(reference, pattern, place)
+        if pattern in patterns[:number]:
+            raise FormatError(f"{place}: {pattern.text!r} is joined twice; name each candidate once")
+    return patterns
+
+
+def _concatenate(given: Table, candidates: int, place: str) -> int | None:
+    if "concatenate" not in given:
+        if candidates > 1:
+            raise FormatError(f"{place}: {candidates} candidates and no axis; add 'concatenate: AXIS'")
+        return None
+    if candidates < 2:
+        raise FormatError(f"{place}: concatenate with {candidates} candidates; list the names to join in 'candidate'")
+    return options.axis(given["concatenate"], "concatenate", place)
+
+
+def _ignored_lines(table: Table, place: str) -> tuple[Line, ...]:
+    """`name: reason`, or `name: {ignore: reason, phase: ..., port: ...}`."""
+    lines = []
+    for key, value in table.items():
+        where = f"{place}, line {table.lines[key]}, {_short(key)}"
+        given = value
+        if not isinstance(value, Table):
+            given = Table()
+            given["ignore"] = value
+        if "ignore" not in given:
+            raise FormatError(f"{where}: a candidate's name to ignore needs a reason; write 'name: reason'")
+        lines.append(_long_line(options.name_pattern(key, "name", where), given, where))
+    return tuple(lines)
+
+
+def _short(key: str) -> str:
+    return repr(key if len(key) <= 60 else f"{key[:60]}...")

@@ -1,0 +1,210 @@
+"""Pairs into measurements: load both tensors, bring them together, measure. No judgement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._kernels import Measurement, measure
+from .noise import roundoff
+from .pairs import Pair, ReconcileError, apply_all
+from .records import Record
+from .result import Verdict
+from .scratch import concatenated, mapped_rows
+from .stages import INDEX_PAYLOAD
+from .traces import Array, Trace
+
+THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A pair and its numbers, or why there are none.
+
+    `floor` is error that the stored form forces on the pair whatever computed it (an update, rounded into weights);
+    `rounded_equal` says that the reference, rounded to the candidate's dtype, is the candidate.
+    """
+
+    pair: Pair
+    measurement: Measurement | None = None
+    problem: str | None = None
+    verdict: Verdict = Verdict.SAME  # of a pair without numbers
+    reason: str = ""
+    floor: float = 0.0
+    rounded_equal: bool = False
+    is_integer: bool = False
+
+    @property
+    def count(self) -> int:
+        """Elements compared."""
+        return 0 if self.measurement is None else self.measurement.compared
+
+
+def measure_pairs(
+    pairs: Iterable[Pair], reference: Trace, candidate: Trace, advance: Callable[[int], None] = lambda nbytes: None
+) -> Iterator[Measured]:
+    """Measure every pair, in order. At no time is more than one tensor of each side in memory."""
+    befores = _Befores(reference, candidate)
+    for pair in pairs:
+        yield _measure(pair, reference, candidate, befores)
+        advance(pair.reference.nbytes + sum(record.nbytes for record in pair.candidate))
+
+
+def load_pair(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
+    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
+    ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
+    return _same_shape(ours, _candidate(pair, candidate))
+
+
+def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) -> Measured:
+    silent = _without_values(pair)
+    if silent is not None:
+        return silent
+    try:
+        ours, theirs = load_pair(pair, reference, candidate)
+    except ReconcileError as error:
+        return Measured(pair, problem=str(error))
+    if pair.reference.details.get("stage") in INDEX_PAYLOAD:
+        ours, theirs = _as_indices(ours), _as_indices(theirs)  # expert ids that were stored as floats
+    if _kind(ours) != _kind(theirs):
+        kinds = f"{pair.reference.dtype} and {pair.candidate[0].dtype}"
+        return Measured(pair, problem=f"dtypes {kinds} are not of one kind (float, integer, complex, bool)")
+    rounded = _rounded_equal(pair, ours, theirs)
+    floor = 0.0
+    if pair.site.phase == "weight_after":
+        ours, theirs, floor = befores.updates(pair, ours, theirs)
+    found = measure(ours, theirs, threads=THREADS)
+    return Measured(pair, found, floor=floor, rounded_equal=rounded, is_integer=_kind(ours) == "integer")
+
+
+def _without_values(pair: Pair) -> Measured | None:
+    """Pairs of which a side has no tensor: absent on purpose, or statistics only."""
+    ours, theirs = pair.reference, pair.candidate[0]
+    if ours.absent is not None and theirs.absent is not None:
+        return Measured(pair, verdict=Verdict.SAME, reason="absent on both sides")
+    if theirs.absent is not None:
+        return Measured(pair, verdict=Verdict.DRIFT, reason=f"the candidate says that there is none: {theirs.absent}")
+    if ours.absent is not None:
+        return Measured(pair, verdict=Verdict.SAME, reason=f"the reference says that there is none: {ours.absent}")
+    if ours.at is None or any(record.at is None for record in pair.candidate):
+        return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
+    return None
+
+
+def _candidate(pair: Pair, candidate: Trace) -> Array:
+    arrays = [candidate.array(record) for record in pair.candidate]
+    if pair.concatenate is not None:
+        try:
+            arrays = [concatenated(arrays, pair.concatenate)]
+        except ValueError as error:
+            raise ReconcileError(f"the parts do not join along axis {pair.concatenate} ({error})") from None
+    return apply_all(arrays[0], pair.candidate_steps)
+
+
+def _same_shape(ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """Equal shapes, or shapes that differ in axes of length one alone."""
+    if ours.shape == theirs.shape:
+        return ours, theirs
+    if _squeezed(ours.shape) == _squeezed(theirs.shape):
+        return ours, theirs.reshape(ours.shape)
+    hint = ""
+    if ours.size == theirs.size:
+        hint = ", as many elements: transposed or reshaped? a map can say so"
+    raise ReconcileError(f"shape {list(ours.shape)} in the reference, {list(theirs.shape)} in the candidate{hint}")
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def _kind(array: Array) -> str:
+    return {"c": "complex", "b": "integer", "i": "integer", "u": "integer"}.get(array.dtype.kind, "float")
+
+
+def _as_indices(array: Array) -> Array:
+    """Expert ids as integers; a float that is no id keeps its bits, so that it differs from every id."""
+    if array.dtype.kind in "iu":
+        return array
+    with np.errstate(invalid="ignore"):
+        rounded = array.astype(np.int64)
+    return np.where(rounded == array, rounded, -1 - array.view(np.uint32).astype(np.int64))
+
+
+def _rounded_equal(pair: Pair, ours: Array, theirs: Array) -> bool:
+    """Whether inputs or weights of two dtypes are equal once the reference is rounded to the candidate's."""
+    if pair.site.phase not in ("input", "weight") or ours.dtype == theirs.dtype or _kind(ours) != "float":
+        return False
+    if roundoff(pair.candidate[0].dtype) < roundoff(pair.reference.dtype):
+        ours, theirs = theirs, ours  # the finer side is rounded to the coarser
+    with np.errstate(over="ignore"):
+        rounded = mapped_rows(lambda rows: rows.astype(theirs.dtype), ours)
+    return measure(rounded, theirs, full=False).bit_equal
+
+
+class _Befores:
+    """The weights before a step, so that what is compared after it is the update."""
+
+    def __init__(self, reference: Trace, candidate: Trace) -> None:
+        self._reference, self._candidate = reference, candidate
+
+    def updates(self, pair: Pair, ours: Array, theirs: Array) -> tuple[Array, Array, float]:
+        """Both updates, and how much of them rounding alone explains; the weights themselves if there is no before.
+
+        Storing a weight rounds its update away. And an optimizer that divides by the gradient's own size, as Adam
+        does, turns the noise of a gradient next to zero into a full step: element by element, an update is no more
+        certain than its gradient.
+        """
+        before = self._both(pair, ("weight",), ours.shape)
+        if before is None:
+            return ours, theirs, 0.0
+        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
+        weights = measure(before[0], ours, full=False).norm_reference
+        ours, theirs = mapped_rows(_difference, ours, before[0]), mapped_rows(_difference, theirs, before[1])
+        size = measure(ours, theirs, full=False).norm_reference
+        if not size:
+            return ours, theirs, 0.0
+        gradients = self._both(pair, ("grad_scaled", "grad"), ours.shape)
+        passed = 0.0
+        if gradients is not None:
+            uncertain = mapped_rows(_uncertain, ours, *gradients)
+            passed = measure(uncertain, uncertain, full=False).norm_reference
+        return ours, theirs, (unit * weights + passed) / size
+
+    def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """Both sides' tensors of the same parameter in the first of these phases that both have."""
+        if len(pair.candidate) > 1:
+            return None
+        for phase in phases:
+            ours = self._load(self._reference, pair.reference, phase)
+            theirs = self._load(self._candidate, pair.candidate[0], phase)
+            if ours is None or theirs is None:
+                continue
+            try:
+                return apply_all(ours, pair.reference_steps), apply_all(theirs, pair.candidate_steps).reshape(shape)
+            except (ReconcileError, ValueError):
+                continue
+        return None
+
+    def _load(self, trace: Trace, record: Record, phase: str) -> Array | None:
+        site = record.site._replace(phase=phase)
+        if site not in trace or trace[site].at is None or trace[site].shape != record.shape:
+            return None
+        return trace.array(site)
+
+
+def _uncertain(update: Array, ours: Array, theirs: Array) -> Array:
+    """How much of each element of an update its gradient leaves open."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    scale = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.where(scale > 0, np.abs(a - b) / scale, 0.0)
+    open_part: Array = np.nan_to_num(np.minimum(relative, 2.0) * np.abs(update))
+    return open_part
+
+
+def _difference(after: Array, before: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return after.astype(np.float64) - before.astype(np.float64)

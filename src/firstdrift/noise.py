@@ -1,0 +1,95 @@
+"""How large an error two correct implementations show, as data: unit roundoffs, thresholds, gains, reduction lengths.
+
+An operation adds error of its own and passes on, amplified, the error of its inputs. The numbers here are measured:
+see the page on verdicts for where each comes from.
+"""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+Shape = tuple[int, ...]
+
+# Half the distance from 1 to the next number: the relative error of one rounding.
+UNIT_ROUNDOFF = {
+    "f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,
+    "f8e4m3fn": 2.0**-4, "f8e4m3fnuz": 2.0**-4, "f8e5m2": 2.0**-3, "f8e5m2fnuz": 2.0**-3,
+}  # fmt: skip
+
+# Error of one operation, in units of roundoff, beyond which no legal order of summation reaches. Short formats
+# accumulate in a longer one, so that only the rounding of the stored result counts; serial float32 sums grow with
+# the square root of their length.
+SHORT_LIMIT = 3.0
+LONG_LIMIT = 25.0
+DOUBLE_LIMIT = 1000.0
+SERIAL_SUM = 4.0
+LONG_REDUCTION = 8192  # beyond it, and for attention, the limit doubles
+LONGEST_SUM = 1 << 16  # no serial sum is believed to be longer: TF32 must not pass for float32
+
+GAIN_MARGIN = 4.0  # between the gain measured for a kind of operation and the one that is still believed
+WORST_OF_MANY = 4.0  # how much worse than the whole tensor its worst row, column or block may be
+SMALL_TENSOR = ((10, 4.0), (1000, 2.0))  # with so few elements, errors scatter by this factor
+
+# How much relative error passes through an operation: measured medians.
+GAIN = {"linear": 1.0, "norm": 1.0, "move": 1.0, "activation": 1.45, "attention": 2.4, "add": 1.0, "unknown": 2.0}
+
+_KINDS = {
+    "linear": ("linear", "conv", "embedding", "matmul", "addmm", "bmm", "einsum", "lstm", "gru", "rnn"),
+    "norm": ("norm",),
+    "attention": ("attention", "attn", "sdpa"),
+    "activation": ("relu", "gelu", "silu", "elu", "sigmoid", "tanh", "softmax", "softplus", "mish", "swish", "glu"),
+    "add": ("add", "residual"),
+    "move": ("pool", "flatten", "reshape", "view", "transpose", "permute", "dropout", "identity", "pad", "concat"),
+}  # fmt: skip
+_ELEMENTWISE = ("activation", "add", "move")
+
+
+def kind_of(op: str | None) -> str:
+    """The kind of an operation, from the class name that a trace recorded."""
+    lowered = (op or "").lower()
+    for kind in ("attention", "norm", "activation", "move", "linear", "add"):
+        if any(word in lowered for word in _KINDS[kind]):
+            return kind
+    return "unknown"
+
+
+def roundoff(*dtypes: str | None) -> float:
+    """The unit roundoff of the coarsest float among these dtypes; 0 when all are integers."""
+    return max((UNIT_ROUNDOFF[dtype] for dtype in dtypes if dtype in UNIT_ROUNDOFF), default=0.0)
+
+
+def local_limit(unit: float, length: int, kind: str, count: int) -> float:
+    """The relative error that one operation can add by itself."""
+    if unit <= 0:
+        return 0.0
+    if unit >= UNIT_ROUNDOFF["f16"]:
+        limit = SHORT_LIMIT
+    elif unit > UNIT_ROUNDOFF["f64"]:
+        limit = max(LONG_LIMIT, SERIAL_SUM * sqrt(min(length, LONGEST_SUM)))
+    else:
+        limit = max(DOUBLE_LIMIT, SERIAL_SUM * sqrt(min(length, LONGEST_SUM)))
+    if kind == "attention" or length > LONG_REDUCTION:
+        limit *= 2
+    for few, factor in SMALL_TENSOR:
+        if count <= few:
+            limit *= factor
+            break
+    return limit * unit
+
+
+def forward_length(kind: str, shape: Shape, inputs: list[Shape], weights: list[Shape]) -> int:
+    """How many terms an output element sums; for an operation of unknown kind, the most that the shapes allow."""
+    fan_in = max((prod(weight[1:]) for weight in weights if len(weight) > 1), default=0)
+    if kind in _ELEMENTWISE:
+        last = shape[-1] if shape else 1
+        pooled = max((prod(i) // max(1, prod(shape)) for i in inputs), default=1)
+        return max(1, last if kind == "activation" else 1, pooled)  # softmax sums its last axis, a pool its window
+    if kind == "linear" and fan_in:
+        return fan_in
+    sizes = [prod(weight) for weight in weights] if kind == "norm" and weights else []
+    return max([1, fan_in, per_sample(shape), *map(per_sample, inputs), *sizes])
+
+
+def per_sample(shape: Shape) -> int:
+    """Elements of one sample of a tensor whose first axis is the batch."""
+    return prod(shape[1:]) if len(shape) > 1 else prod(shape)

@@ -1,0 +1,49 @@
+"""Room for derived tensors: small ones in memory, large ones in an unlinked file, so that memory stays bounded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import storage
+
+Array = NDArray[np.generic]
+IN_MEMORY = 32 << 20
+CHUNK = 4 << 20  # elements worked on at a time
+
+
+def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """An array to fill; beyond a few MiB its pages belong to a file that vanishes with it."""
+    if prod(shape) * dtype.itemsize <= IN_MEMORY:
+        return np.empty(shape, dtype)
+    with storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR"):
+        file = tempfile.TemporaryFile(prefix="firstdrift-")  # noqa: SIM115 (the mapping keeps it)
+        return np.memmap(file, dtype, "w+", shape=shape)
+
+
+def mapped_rows(work: Callable[..., Array], *arrays: Array) -> Array:
+    """`work` applied to slices along the first axis, so that no temporary is the size of a tensor."""
+    first = arrays[0]
+    if first.nbytes <= IN_MEMORY or first.ndim == 0:
+        return work(*arrays)
+    rows = max(1, CHUNK // max(1, first.size // len(first)))
+    sample = work(*(array[:1] for array in arrays))
+    result = scratch(first.shape, sample.dtype)
+    for start in range(0, len(first), rows):
+        result[start : start + rows] = work(*(array[start : start + rows] for array in arrays))
+    return result
+
+
+def concatenated(arrays: list[Array], axis: int) -> Array:
+    """The arrays joined along an axis."""
+    if sum(array.nbytes for array in arrays) <= IN_MEMORY:
+        return np.concatenate(arrays, axis)
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(array.shape[axis] for array in arrays)
+    result = scratch(tuple(shape), arrays[0].dtype)
+    np.concatenate(arrays, axis, out=result)
+    return result

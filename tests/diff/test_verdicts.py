@@ -1,0 +1,325 @@
+"""What the diff says, and the exit code that CI trusts."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from making import noisy, normal, record
+
+import firstdrift as fd
+from firstdrift import selftest
+
+A = normal(8, 16)
+B = normal(8, 16, seed=5)
+
+
+def diffed(tmp_path, ours, theirs, headers=({}, {}), **options):
+    record(tmp_path / "r", ours, **headers[0])
+    record(tmp_path / "c", theirs, **headers[1])
+    return fd.diff(tmp_path / "r", tmp_path / "c", **options)
+
+
+def verdicts(result):
+    return {f"{p.site.phase} {p.site.name}": str(p.verdict) for p in result.pairs}
+
+
+@pytest.mark.parametrize("plant", selftest.PLANTS, ids=lambda plant: plant.name)
+def test_every_planted_error_is_found_where_it_was_planted(tmp_path, plant):
+    result = fd.diff(*selftest.record_pair(plant, tmp_path))
+    assert selftest.found(plant, result), result.sentence
+    if plant.phase is not None:
+        first = next(pair for pair in result.pairs if pair.verdict == "drift")
+        before = result.pairs[: result.pairs.index(first)]
+        assert {str(pair.verdict) for pair in before} <= {"same", "noise"}
+
+
+def test_the_same_trace_is_the_same(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A, "fwd b": B}, {"fwd a": A, "fwd b": B})
+    assert (result.verdict, result.exit_code, result.cause.label, result.first_drift) == ("same", 0, "none", None)
+
+
+def test_a_verdict_and_a_result_are_not_truth_values(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd a": A})
+    with pytest.raises(TypeError, match="not a truth value"):
+        bool(result)
+    with pytest.raises(TypeError, match="'same' is not a truth value"):
+        bool(result.verdict)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_value_that_is_not_finite_on_one_side_is_a_drift(tmp_path, value, side):
+    broken = A.copy()
+    broken[3, 4] = value
+    result = diffed(tmp_path, {"fwd a": (A, broken)[side]}, {"fwd a": (broken, A)[side]})
+    assert (result.verdict, result.exit_code) == ("drift", 1)
+    assert result.first_drift.cause.label == "nan-origin"
+
+
+def test_nan_everywhere_is_never_green(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A * np.nan}, {"fwd a": -A * np.nan})
+    assert result.exit_code == 2
+    result = diffed(tmp_path / "2", {"fwd a": A, "fwd b": A}, {"fwd a": A, "fwd b": A * np.nan})
+    assert (result.exit_code, result.first_drift.name) == (1, "b")
+
+
+def test_nothing_in_common_is_never_green(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd zz": A, "fwd yy": A})
+    assert (result.verdict, result.exit_code) == ("not comparable", 2)
+    assert "nothing was compared" in result.problems
+
+
+def test_empty_tensors_are_equal_and_no_coverage(tmp_path):
+    empty = np.zeros((0, 3), np.float32)
+    result = diffed(tmp_path, {"fwd a": empty}, {"fwd a": empty})
+    assert verdicts(result) == {"fwd a": "same"}
+    assert (result.coverage.compared, result.exit_code) == (0, 2)
+
+
+def test_reference_sites_without_counterpart_are_exit_2_unless_allowed(tmp_path):
+    ours, theirs = {"fwd a": A, "fwd b": A}, {"fwd a": A}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.verdict, result.exit_code, result.counts) == ("same", 2, {"same": 1, "missing": 1})
+    allowed = fd.diff(tmp_path / "r", tmp_path / "c", allow_missing=["b"])
+    assert (allowed.exit_code, len(allowed.reference_only)) == (0, 1)
+
+
+def test_candidate_only_sites_are_listed_and_harmless(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd a": A, "fwd b": A})
+    assert (result.exit_code, [item.site.name for item in result.candidate_only]) == (0, ["b"])
+
+
+def test_drift_wins_over_could_not_tell(tmp_path):
+    assert diffed(tmp_path, {"fwd a": A, "fwd b": A}, {"fwd a": B}).exit_code == 1
+
+
+def test_an_unfinished_trace_is_exit_2(tmp_path):
+    record(tmp_path / "r", {"fwd a": A})
+    writer = fd.Writer(tmp_path / "c")
+    writer.put("a", "fwd", A)
+    writer.abort()
+    result = fd.diff(tmp_path / "r", tmp_path / "c")
+    assert (result.verdict, result.exit_code) == ("same", 2)
+    assert "no end line" in result.problems[0]
+
+
+def test_damaged_bytes_are_seen_with_verify(tmp_path):
+    for side in "rc":
+        with fd.Writer(tmp_path / side, checksum=True) as writer:
+            writer.put("a", "fwd", A)
+    for side in "rc":
+        data = bytearray((tmp_path / side / "data-00000.bin").read_bytes())
+        data[7] ^= 64
+        (tmp_path / side / "data-00000.bin").write_bytes(data)
+    assert fd.diff(tmp_path / "r", tmp_path / "c").exit_code == 0
+    assert fd.diff(tmp_path / "r", tmp_path / "c", verify=True).exit_code == 2
+
+
+def test_shapes_that_differ_are_not_comparable_and_both_are_said(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd a": A.T})
+    assert (result.verdict, result.exit_code) == ("not comparable", 2)
+    assert "shape [8, 16] in the reference, [16, 8] in the candidate" in result.pairs[0].reason
+
+
+def test_unit_axes_make_no_difference(tmp_path):
+    assert diffed(tmp_path, {"fwd a": A}, {"fwd a": A[None, :, None, :]}).verdict == "same"
+
+
+def test_dtypes_of_another_kind_are_not_comparable(tmp_path):
+    assert diffed(tmp_path, {"fwd a": A}, {"fwd a": A.astype(np.int32)}).verdict == "not comparable"
+
+
+def test_integers_are_equal_or_not(tmp_path):
+    ids = np.arange(10)
+    other = ids.copy()
+    other[4] = 5
+    assert diffed(tmp_path, {"fwd ids": ids}, {"fwd ids": ids.astype(np.int32)}).verdict == "same"
+    result = diffed(tmp_path / "2", {"fwd ids": ids}, {"fwd ids": other})
+    assert (result.verdict, result.exit_code) == ("drift", 1)
+    assert "1 of 10 integers differ" in result.first_drift.sentence
+
+
+def test_expert_ids_stored_as_floats_are_integers(tmp_path):
+    for side, last in (("r", 3.0), ("c", 4.0)):
+        fd.write_stage_file(tmp_path / side, 0, "ffn_norm", A.reshape(-1))
+        fd.write_stage_file(tmp_path / side, 0, "moe_router_indices", [1.0, last])
+    result = fd.diff(tmp_path / "r", tmp_path / "c")
+    assert (result.first_drift.name, result.graph) == ("layer-0.moe_router_indices", "stage table")
+
+
+def test_a_choice_between_near_ties_is_not_called_a_bug(tmp_path):
+    ours = {"fwd a": A, "fwd ids": np.arange(4)}
+    theirs = {"fwd a": noisy(A), "fwd ids": np.array([0, 1, 3, 2])}
+    assert diffed(tmp_path, ours, theirs).verdict == "inconclusive"
+
+
+def test_different_inputs_are_the_first_drift(tmp_path):
+    result = diffed(tmp_path, {"input input:x": A, "fwd a": A}, {"input input:x": B, "fwd a": B})
+    assert (result.first_drift.phase, result.first_drift.cause.label) == ("input", "different-input")
+    assert verdicts(result)["fwd a"] == "inherited"
+
+
+def test_weights_that_differ_are_confirmed_by_what_they_compute(tmp_path):
+    ours = {"weight a": A, "fwd a": A, "fwd b": A}
+    result = diffed(tmp_path, ours, {"weight a": B, "fwd a": B, "fwd b": B})
+    assert (result.first_drift.phase, result.first_drift.introduced_by) == ("weight", "the loading of weights")
+    assert verdicts(result)["fwd a"] == "inherited"
+    folded = diffed(tmp_path / "2", ours, {"weight a": A.T.reshape(A.shape), "fwd a": noisy(A), "fwd b": noisy(A)})
+    assert (folded.verdict, folded.exit_code, folded.cause.label) == ("noise", 0, "layout-equivalent")
+
+
+def test_weights_alone_that_differ_are_a_drift(tmp_path):
+    assert diffed(tmp_path, {"weight a": A}, {"weight a": B}).exit_code == 1
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn])
+def test_weights_rounded_to_the_candidates_dtype_are_no_drift(tmp_path, dtype):
+    result = diffed(
+        tmp_path, {"weight a": A, "input input:x": B}, {"weight a": A.astype(dtype), "input input:x": B.astype(dtype)}
+    )
+    assert (result.verdict, result.exit_code) == ("noise", 0)
+    assert {pair.reason for pair in result.pairs} == {"equal after rounding"}
+    wrong = A.copy()
+    wrong[0, 0] += 1
+    assert diffed(tmp_path / "2", {"weight a": A}, {"weight a": wrong.astype(dtype)}).exit_code == 1
+
+
+def test_an_outlier_channel_cannot_hide_a_wrong_one(tmp_path):
+    hidden = A.copy()
+    hidden[:, 3] *= 1000
+    wrong = noisy(hidden)
+    wrong[:, 7] *= -1
+    result = diffed(tmp_path, {"fwd a": hidden}, {"fwd a": wrong})
+    assert result.exit_code == 1
+    large = normal(64, 4096)
+    large[:, 3] *= 1e3
+    wrong = noisy(large)
+    wrong[:, 7] *= 1.01
+    assert diffed(tmp_path / "2", {"fwd a": large}, {"fwd a": wrong}).exit_code == 1
+
+
+def test_noise_grows_through_layers_and_stays_noise(tmp_path):
+    ours = {f"fwd layer{i}": normal(8, 16, seed=i) for i in range(40)}
+    theirs = {key: noisy(value, 1e-7 * 1.15**i) for i, (key, value) in enumerate(ours.items())}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.verdict, result.exit_code) == ("noise", 0)
+
+
+def test_a_container_inherits_from_what_drifted_inside_it(tmp_path):
+    ours = {"fwd block.fc": A, "fwd other": B, "fwd block": A}
+    result = diffed(tmp_path, ours, {"fwd block.fc": B, "fwd other": B, "fwd block": B})
+    assert verdicts(result) == {"fwd block.fc": "drift", "fwd other": "same", "fwd block": "inherited"}
+
+
+def test_recorded_producers_keep_branches_apart(tmp_path):
+    ours = {
+        "fwd stem": A, "fwd left": (A, {"producers": ["stem"]}), "fwd right": (B, {"producers": ["stem"]}),
+        "fwd join": (A, {"producers": ["left", "right"]}),
+    }  # fmt: skip
+    theirs = {"fwd stem": A, "fwd left": B, "fwd right": -B, "fwd join": B}
+    result = diffed(tmp_path, ours, theirs)
+    assert result.graph == "recorded"
+    assert verdicts(result) == {"fwd stem": "same", "fwd left": "drift", "fwd right": "drift", "fwd join": "inherited"}
+    assert result.first_drift.name == "left"
+
+
+def test_a_gradient_error_is_blamed_on_the_backward_that_made_it(tmp_path):
+    ours = {"fwd fc1": A, "fwd relu": A, "fwd fc2": A, "agrad fc2": A, "agrad relu": A, "agrad fc1": A}
+    result = diffed(tmp_path, ours, ours | {"agrad fc1": B})
+    assert (result.first_drift.name, result.first_drift.introduced_by) == ("fc1", "relu's backward")
+    result = diffed(tmp_path / "2", ours, ours | {"agrad relu": B, "agrad fc1": B})
+    assert (result.first_drift.name, result.first_drift.introduced_by) == ("relu", "fc2's backward")
+
+
+def test_a_gradient_that_the_candidate_lacks_is_a_drift(tmp_path):
+    ours = {"fwd a": A, "fwd b": A, "grad a": A, "grad b": A}
+    for theirs in ({"fwd a": A, "fwd b": A, "grad b": A}, ours | {"grad a": None}):
+        result = diffed(tmp_path / str(len(theirs)), ours, theirs)
+        assert (result.exit_code, result.first_drift.name) == (1, "a")
+        assert result.first_drift.cause.label == "gradient-missing"
+
+
+def test_a_phase_that_is_wholly_absent_is_missing(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A, "grad a": A}, {"fwd a": A})
+    assert (result.verdict, result.exit_code, result.counts["missing"]) == ("same", 2, 1)
+
+
+def test_what_both_say_is_absent_agrees(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A, "grad a": None}, {"fwd a": A, "grad a": None})
+    assert (result.verdict, result.exit_code) == ("same", 0)
+
+
+def test_updates_are_compared_not_weights(tmp_path):
+    weight, update = normal(32, 32) * 10, normal(32, 32, seed=2) * np.float32(1e-3)
+    before = {"weight a": weight}
+    ours = before | {"weight_after a": weight + update}
+    assert diffed(tmp_path, ours, before | {"weight_after a": weight + noisy(update)}).exit_code == 0
+    assert diffed(tmp_path / "2", ours, before | {"weight_after a": weight}).exit_code == 1
+    assert diffed(tmp_path / "3", ours, before | {"weight_after a": weight + update * np.float32(1.05)}).exit_code == 1
+
+
+def test_an_update_below_the_rounding_of_its_weights_is_inconclusive(tmp_path):
+    weight = normal(32, 32) * np.float32(1e4)
+    ours = {"weight a": weight, "weight_after a": np.nextafter(weight, np.float32(np.inf))}
+    result = diffed(tmp_path, ours, {"weight a": weight, "weight_after a": weight})
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
+
+
+def test_a_bias_gradient_that_cancels_is_judged_on_the_scale_of_its_terms(tmp_path):
+    flow = normal(4096, 8)
+    flow -= flow.mean(0, dtype=np.float64).astype(np.float32)
+    ours = {"fwd k": flow, "agrad k": flow, "grad k:bias": flow.sum(0)}
+    theirs = {"fwd k": flow, "agrad k": noisy(flow), "grad k:bias": flow[::-1].cumsum(0, dtype=np.float32)[-1]}
+    assert diffed(tmp_path, ours, theirs).exit_code == 0
+
+
+def test_a_truth_decides_who_is_off(tmp_path):
+    exact = normal(64, 64, dtype=np.float64)
+    rough = (exact + 3e-4 * normal(64, 64, seed=3)).astype(np.float32)
+    record(tmp_path / "t", {"fwd a": exact})
+    for case, (ours, theirs) in enumerate([(exact.astype(np.float32), rough), (rough, exact.astype(np.float32))]):
+        record(tmp_path / f"r{case}", {"fwd a": ours})
+        record(tmp_path / f"c{case}", {"fwd a": theirs})
+        assert fd.diff(tmp_path / f"r{case}", tmp_path / f"c{case}").exit_code == 1
+    judged = [fd.diff(tmp_path / f"r{case}", tmp_path / f"c{case}", truth=tmp_path / "t") for case in (0, 1)]
+    assert [result.exit_code for result in judged] == [1, 0]
+    assert "it is the reference that is off" in judged[1].pairs[0].reason
+
+
+def test_the_jump_rule_sees_nan_marks_every_drift_and_sets_the_exit_code(tmp_path):
+    ours = {"fwd a": A, "fwd b": A, "agrad b": A, "agrad a": A}
+    assert diffed(tmp_path, ours, {k: noisy(v) for k, v in ours.items()}, rule="jump").exit_code == 0
+    result = diffed(tmp_path / "2", ours, ours | {"agrad b": B, "agrad a": B}, rule="jump")
+    assert (result.exit_code, result.first_drift.name) == (1, "b")
+    assert [str(p.verdict) for p in result.pairs] == ["same", "same", "drift", "inherited"]
+    assert diffed(tmp_path / "3", ours, ours | {"fwd a": A * np.nan}, rule="jump").exit_code == 1
+    assert diffed(tmp_path / "4", ours, ours | {"fwd a": A + 0.01}, rule="jump", abs_floor=0.1).exit_code == 0
+    with pytest.raises(fd.SelectionError, match="there is no rule 'guess'"):
+        fd.diff(tmp_path / "r", tmp_path / "c", rule="guess")
+
+
+def test_assert_same_raises_with_the_report(tmp_path):
+    record(tmp_path / "r", {"fwd a": A})
+    record(tmp_path / "c", {"fwd a": B})
+    with pytest.raises(AssertionError, match="the first drift is fwd a"):
+        fd.assert_same(tmp_path / "r", tmp_path / "c")
+    assert fd.assert_same(tmp_path / "r", tmp_path / "r").verdict == "same"
+
+
+def test_measurements_are_to_be_had_as_data(tmp_path):
+    record(tmp_path / "r", {"fwd a": A, "fwd b": B})
+    record(tmp_path / "c", {"fwd a": A, "fwd b": B + 1})
+    first, second = fd.compare_pairs(tmp_path / "r", tmp_path / "c")
+    assert first.measurement.bit_equal
+    assert second.measurement.max_abs == pytest.approx(1, abs=1e-6)
+
+
+def test_captures_that_prove_little_are_said(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A * 0, "fwd b": B}, {"fwd a": A * 0, "fwd b": B})
+    assert any("all zero on both sides" in note for note in result.notes)
+
+
+def test_traces_of_two_formats_can_be_compared(tmp_path):
+    record(tmp_path / "r", {"fwd a": A, "weight a": B})
+    np.savez(tmp_path / "c.npz", **{"a": A, "a.weight": B})
+    result = fd.diff(tmp_path / "r", tmp_path / "c.npz")
+    assert (result.verdict, result.exit_code, len(result.pairs)) == ("same", 0, 2)
