@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .aprt import output_path as output_path
     from .aprt import read_stage_file as read_stage_file
     from .aprt import write_stage_file as write_stage_file
+    from .compare.result import Result as Result
+    from .compare.result import Verdict as Verdict
     from .comparison import assert_same as assert_same
     from .comparison import compare_pairs as compare_pairs
     from .comparison import diff as diff
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .opening import open_trace as open_trace
     from .records import Record as Record
-    from .result import Result as Result
-    from .result import Verdict as Verdict
     from .sites import Site as Site
     from .stages import SavePlan as SavePlan
     from .store.writer import Writer as Writer
@@ -45,7 +45,7 @@ _HOME = {
     "FormatError": "errors",
     "NotATraceError": "errors",
     "Record": "records",
-    "Result": "result",
+    "Result": "compare.result",
     "SavePlan": "stages",
     "SelectionError": "errors",
     "Site": "sites",
@@ -55,7 +55,7 @@ _HOME = {
     "Trace": "traces",
     "TraceExistsError": "errors",
     "TraceInUseError": "errors",
-    "Verdict": "result",
+    "Verdict": "compare.result",
     "VersionError": "errors",
     "Writer": "store.writer",
     "assert_same": "comparison",

@@ -8,23 +8,26 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .align import Selection, align
-from .arbiter import ask
-from .batches import Units
+from .compare.align import Selection, align
+from .compare.batches import Units
+from .compare.measuring import Measured, load_pair, measure_pairs
+from .compare.pairs import Alignment, Pair, Unmatched
+from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from .errors import SelectionError
 from .formats.npy_steps import check_same_probes
-from .graph import Graph
-from .judge import judge
-from .jump import judge_by_jump
-from .mapping import Mapping, read_map
-from .measuring import Measured, load_pair, measure_pairs
 from .opening import open_trace
-from .pairs import Alignment, Pair, Unmatched
-from .result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
 from .traces import Trace
+from .verdict.arbiter import ask
+from .verdict.graph import Graph
+from .verdict.judge import judge
+from .verdict.jump import judge_by_jump
+
+if TYPE_CHECKING:
+    from .compare.mapping import Mapping
 
 Source = str | PathLike[str] | Trace
 
@@ -48,7 +51,7 @@ def align_traces(
     ours, theirs = _open(reference, order), _open(candidate, order)
     if map is None:
         check_same_probes(ours, theirs)
-    mapping = read_map(Path(map)) if isinstance(map, str | PathLike) else map
+    mapping = _read_map(map) if isinstance(map, str | PathLike) else map
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
     selection = Selection(tuple(only), tuple(phases), tuple(ignore))
     return Opened(ours, theirs, align(ours, theirs, mapping=mapping, selection=selection, units=units))
@@ -103,6 +106,12 @@ def assert_same(reference: Source, candidate: Source, **options: object) -> Resu
 
         raise AssertionError(render(result, limit=20))
     return result
+
+
+def _read_map(path: str | PathLike[str]) -> Mapping:
+    from .compare.mapping import read_map
+
+    return read_map(Path(path))
 
 
 def _open(source: Source, order: str | PathLike[str] | None) -> Trace:

@@ -29,6 +29,12 @@ ITEMSIZE = {
     **{name: 2 if name == "bf16" else 1 for name in ML_NAMES},
 }
 
+# Half the distance from 1 to the next number: the relative error of one rounding.
+UNIT_ROUNDOFF = {
+    "f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,
+    "f8e4m3fn": 2.0**-4, "f8e4m3fnuz": 2.0**-4, "f8e5m2": 2.0**-3, "f8e5m2fnuz": 2.0**-3,
+}  # fmt: skip
+
 _NAME_OF = {np.dtype(code): name for name, code in NUMPY_NAMES.items()}
 
 
@@ -53,3 +59,8 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str | None:
     if name is None and dtype.byteorder == ">":
         name = _NAME_OF.get(dtype.newbyteorder("<"))
     return name
+
+
+def roundoff(*dtypes: str | None) -> float:
+    """The unit roundoff of the coarsest float among these dtypes; 0 when all are integers."""
+    return max((UNIT_ROUNDOFF[dtype] for dtype in dtypes if dtype in UNIT_ROUNDOFF), default=0.0)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .compare.result import Result
 from .comparison import diff
-from .result import Result
 from .store.writer import Writer
 
 F32 = NDArray[np.float32]

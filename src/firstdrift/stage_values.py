@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from ._kernels import Measurement, measure
 from .aprt import HEADER_BYTES, StageHeader, is_stage_file, read_header
+from .compare.result import Verdict
+from .dtypes import roundoff
 from .errors import FirstdriftError, FormatError, storage
-from .noise import local_limit, roundoff
-from .result import Verdict
 from .stages import ALIASES, INDEX_PAYLOAD, PRODUCERS
+from .verdict.noise import local_limit
 
 SCHEMA = "apr-stage-diff-v1"
 DEFAULT_LIMIT = 10

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from making import normal, record
 
 import firstdrift as fd
+from firstdrift.compare.prefixes import rename_by_prefix
 from firstdrift.comparison import align_traces
-from firstdrift.prefixes import rename_by_prefix
 
 A = normal(4, 3)
 
@@ -183,3 +183,55 @@ def test_probe_lists_must_agree(tmp_path):
         (tmp_path / side / "probes.txt").write_text("\n".join(names.split()))
     with pytest.raises(fd.FormatError, match="the probe lists differ"):
         fd.diff(tmp_path / "r", tmp_path / "c")
+
+
+def test_what_a_map_gave_away_is_not_paired_by_name_too(tmp_path):
+    (tmp_path / "map.yaml").write_text("a: b\n")
+    alignment = aligned(tmp_path, {"fwd a": A, "fwd b": A}, {"fwd a": A, "fwd b": A}, map=tmp_path / "map.yaml")
+    assert [(p.site.name, p.candidate[0].site.name, p.matched) for p in alignment.pairs] == [("a", "b", "map")]
+    assert [item.site.name for item in alignment.reference_only] == ["b"]
+    assert [item.site.name for item in alignment.candidate_only] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("a: {candidate: b, transpose: true}", lambda x: x.T),
+        ("a: {candidate: b, permute: [1, 0]}", lambda x: x.T),
+        ("a: {candidate: b, reshape: [4, 3]}", lambda x: x.reshape(-1)),
+        ("a: {candidate: b, scale: 1/2}", lambda x: x * 2),
+        ("a: {candidate: b, slice: {axis: 0, start: 2, stop: 6}}", lambda x: np.concatenate([x[:2], x, x[:1]])),
+    ],
+)
+def test_a_map_reconciles_layouts(tmp_path, line, change):
+    (tmp_path / "map.yaml").write_text(line)
+    record(tmp_path / "r", {"fwd a": A})
+    record(tmp_path / "c", {"fwd b": np.ascontiguousarray(change(A))})
+    result = fd.diff(tmp_path / "r", tmp_path / "c", map=tmp_path / "map.yaml")
+    assert (result.verdict, result.exit_code) == ("same", 0)
+
+
+def test_a_map_joins_what_the_candidate_keeps_apart(tmp_path):
+    (tmp_path / "map.yaml").write_text("qkv: {candidate: [q, k, v], concatenate: 0}\n")
+    record(tmp_path / "r", {"weight qkv": normal(12, 3)})
+    record(tmp_path / "c", {f"weight {n}": normal(12, 3)[i * 4 : i * 4 + 4] for i, n in enumerate("qkv")})
+    assert fd.diff(tmp_path / "r", tmp_path / "c", map=tmp_path / "map.yaml").verdict == "same"
+
+
+def test_a_map_can_set_a_tolerance_and_ignore_with_a_reason(tmp_path):
+    (tmp_path / "map.yaml").write_text("a: {tolerance: 0.2}\nb: {ignore: random numbers}\n")
+    record(tmp_path / "r", {"fwd a": A, "fwd b": A})
+    record(tmp_path / "c", {"fwd a": A * np.float32(1.1), "fwd b": -A})
+    result = fd.diff(tmp_path / "r", tmp_path / "c", map=tmp_path / "map.yaml")
+    assert (result.exit_code, result.pairs[0].limit) == (0, 0.2)
+    assert [(item.site.name, item.reason) for item in result.ignored] == [("b", "random numbers")]
+    assert fd.diff(tmp_path / "r", tmp_path / "c").exit_code == 1
+
+
+def test_a_reconciliation_that_does_not_fit_is_not_comparable(tmp_path):
+    (tmp_path / "map.yaml").write_text("a: {reshape: [5, 5]}\n")
+    record(tmp_path / "r", {"fwd a": A})
+    record(tmp_path / "c", {"fwd a": A})
+    result = fd.diff(tmp_path / "r", tmp_path / "c", map=tmp_path / "map.yaml")
+    assert result.exit_code == 2
+    assert "reshaped to [5, 5] does not fit shape [4, 3]" in result.pairs[0].reason

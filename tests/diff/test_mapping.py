@@ -9,13 +9,13 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from firstdrift.compare.mapping import Mapping, parse_map, parse_pattern, read_map, write_map
+from firstdrift.compare.mapping.parse import OPTIONS, SECTIONS
+from firstdrift.compare.mapping.patterns import escape
+from firstdrift.compare.mapping.quoting import flow, table_line
+from firstdrift.compare.mapping.tables import MAX_BYTES, MAX_DEPTH
+from firstdrift.compare.pairs import Alignment, Pair, Tolerance, Transform, Unmatched
 from firstdrift.errors import FirstdriftError, FormatError, StorageError, VersionError
-from firstdrift.mapping import Mapping, parse_map, parse_pattern, read_map, write_map
-from firstdrift.mapping.parse import OPTIONS, SECTIONS
-from firstdrift.mapping.patterns import escape
-from firstdrift.mapping.quoting import flow, table_line
-from firstdrift.mapping.tables import MAX_BYTES, MAX_DEPTH
-from firstdrift.pairs import Alignment, Pair, Tolerance, Transform, Unmatched
 from firstdrift.records import Record
 from firstdrift.sites import PHASES, Site
 

@@ -19,11 +19,11 @@ import pytest
 
 from firstdrift._kernels import measure
 from firstdrift.aprt import WHOLE_MODEL_LAYER, write_stage_file
-from firstdrift.pairs import Pair, Transform, Unmatched
+from firstdrift.compare.pairs import Pair, Transform, Unmatched
+from firstdrift.compare.result import Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from firstdrift.records import Record
 from firstdrift.report import head, render
 from firstdrift.report.words import columns, concentration, exact, fit, number, position, printable
-from firstdrift.result import Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from firstdrift.sites import PHASES, Site
 from firstdrift.stage_values import diff_stage_files
 

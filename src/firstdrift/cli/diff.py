@@ -13,7 +13,7 @@ import click
 from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress
 
 if TYPE_CHECKING:
-    from ..result import Result
+    from ..compare.result import Result
 
 WITH_VALUES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
 REDUCTIONS = click.Choice(["mean", "sum"])
@@ -92,9 +92,9 @@ def _compare(reference: str, candidate: str, options: dict[str, Any]) -> Result:
 
 def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
     """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
+    from ..compare.mapping import read_map, write_map
     from ..comparison import align_traces
     from ..errors import TraceExistsError, storage
-    from ..mapping import read_map, write_map
 
     if target.exists():
         raise TraceExistsError(f"{target}: exists, and may have been edited; choose another path for --write-map")

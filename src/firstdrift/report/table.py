@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from .._kernels import Measurement
-from ..result import PairResult, Result, Verdict
+from ..compare.result import PairResult, Result, Verdict
 from ..sites import Site
 from .words import columns, concentration, exact, finiteness, measured_shape, number, pad, place, position, wrap
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..pairs import Unmatched
-from ..result import Cause, Result, Verdict
+from ..compare.pairs import Unmatched
+from ..compare.result import Cause, Result, Verdict
 from ..sites import Site
 from .table import Paint, table
 from .words import confidence, fit, number_of, place, printable, wrap

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import SelectionError
+from ..errors import SelectionError
+from ..sites import Site
+from ..traces import Trace
 from .pairs import Transform
-from .sites import Site
-from .traces import Trace
 
 SCALED_PHASES = frozenset({"lossgrad", "agrad", "grad"})  # `grad_scaled` is what the optimizer sees on either side
 

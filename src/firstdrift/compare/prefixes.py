@@ -33,7 +33,7 @@ def _votes(reference: set[str], candidate: set[str]) -> Iterator[tuple[str, str]
             if rest in reference:
                 yield "", prefix
     ours, theirs = _common(reference), _common(candidate)
-    if ours and theirs and ours != theirs:
+    if ours and theirs and ours != theirs and min(len(reference), len(candidate)) > 1:
         stripped = {_without(name, theirs) for name in candidate} - {None}
         for name in reference:
             if _without(name, ours) in stripped:

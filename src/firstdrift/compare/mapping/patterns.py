@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ..errors import FormatError
+from ...errors import FormatError
 
 RUN, ANYTHING = "{}", "*"
 MAX_PLACEHOLDERS = 16

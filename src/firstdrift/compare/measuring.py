@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._kernels import Measurement, measure
-from .noise import roundoff
+from .._kernels import Measurement, measure
+from ..dtypes import roundoff
+from ..records import Record
+from ..stages import INDEX_PAYLOAD
+from ..traces import Array, Trace
 from .pairs import Pair, ReconcileError, apply_all
-from .records import Record
 from .result import Verdict
 from .scratch import concatenated, mapped_rows
-from .stages import INDEX_PAYLOAD
-from .traces import Array, Trace
 
 THREADS = min(4, os.cpu_count() or 1)
 

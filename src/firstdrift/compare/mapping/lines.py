@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from ...sites import Site
 from ..pairs import Tolerance, Transform
-from ..sites import Site
 from .patterns import Pattern
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
+from ..errors import SelectionError
+from ..records import Record
+from ..sites import PARAMETER_PHASES, Site
+from ..traces import Trace
 from .batches import SCALED_PHASES, Units, sample_steps
-from .errors import SelectionError
-from .mapping import Mapping, Rule
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
-from .records import Record
-from .sites import PARAMETER_PHASES, Site
-from .traces import Trace
+
+if TYPE_CHECKING:  # reading a map is not for free, and most comparisons need none
+    from .mapping import Mapping, Rule
 
 _TIED = PARAMETER_PHASES | {"optim"}
 Sites = dict[Site, Record]
@@ -97,19 +100,21 @@ class _Aligner:
                 self.ignored.append(Unmatched(site, f"--ignore {pattern}"))
             elif rule is not None and rule.ignore is not None:
                 self.ignored.append(Unmatched(site, rule.ignore))
-            elif rule is None or not self._add_by_rule(site, record, rule):
+            elif rule is None or not rule.named or not self._add_by_rule(site, record, rule):
                 self.waiting[site] = record
-                self._add_by_name(site, record)
+        for site in list(self.waiting):  # only now: what the map gave to others is no longer to be had by name
+            self._add_by_name(site)
 
-    def _add_by_name(self, site: Site, record: Record) -> None:
+    def _add_by_name(self, site: Site) -> None:
         other = self._counterpart(site)
-        if other in self.theirs:
+        if other in self.theirs and other not in self.used and not self._is_mapped(site):
+            record = self.waiting[site]
             tied = record.site != site or self.theirs[other].site != other
             self._add(Pair(site, record, (self.theirs[other],), "alias" if tied else "name"), other)
 
     def _add_by_rule(self, site: Site, record: Record, rule: Rule) -> bool:
         targets = [site._replace(name=target.name, port=target.port) for target in rule.targets]
-        if not rule.named or any(target not in self.theirs for target in targets):
+        if any(target not in self.theirs for target in targets):
             return False
         pair = Pair(
             site, record, tuple(self.theirs[target] for target in targets), "map",
@@ -121,7 +126,7 @@ class _Aligner:
     def by_prefix(self) -> None:
         """The same names under a stripped common prefix."""
         left = {site.name for site in self.theirs if site not in self.used}
-        self.renamed = rename_by_prefix({site.name for site in self.waiting}, left)
+        self.renamed = rename_by_prefix({site.name for site in self.waiting if not self._is_mapped(site)}, left)
         for site in list(self.waiting):
             other = self._counterpart(site)
             if other in self.theirs and other not in self.used:
@@ -184,6 +189,11 @@ class _Aligner:
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
         notes = (units.note,) if scaled and units.note else ()
         return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), notes)
+
+    def _is_mapped(self, site: Site) -> bool:
+        """Whether a map names the counterpart; where the candidate lacks it, no other will do."""
+        rule = self.mapping.find(site) if self.mapping is not None else None
+        return rule is not None and rule.named
 
     def _ignores_candidate(self, site: Site) -> bool:
         return self.selection.ignoring(site.name) is not None or (

@@ -11,16 +11,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ._kernels import Measurement
+from .._kernels import Measurement
+from ..compare.measuring import Measured
+from ..compare.pairs import Pair
+from ..compare.result import CLEAN, PairResult, Verdict
+from ..dtypes import roundoff
+from ..sites import Site
+from ..traces import Array
 from .arbiter import Truth
 from .flips import explained_by_flips
 from .graph import Graph
-from .measuring import Measured
-from .noise import GAIN, GAIN_MARGIN, WORST_OF_MANY, forward_length, kind_of, local_limit, per_sample, roundoff
-from .pairs import Pair
-from .result import CLEAN, PairResult, Verdict
-from .sites import Site
-from .traces import Array
+from .noise import GAIN, GAIN_MARGIN, WORST_OF_MANY, forward_length, kind_of, local_limit, per_sample
 
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from math import prod, sqrt
 
-Shape = tuple[int, ...]
+from ..dtypes import UNIT_ROUNDOFF
 
-# Half the distance from 1 to the next number: the relative error of one rounding.
-UNIT_ROUNDOFF = {
-    "f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,
-    "f8e4m3fn": 2.0**-4, "f8e4m3fnuz": 2.0**-4, "f8e5m2": 2.0**-3, "f8e5m2fnuz": 2.0**-3,
-}  # fmt: skip
+Shape = tuple[int, ...]
 
 # Error of one operation, in units of roundoff, beyond which no legal order of summation reaches. Short formats
 # accumulate in a longer one, so that only the rounding of the stored result counts; serial float32 sums grow with
@@ -51,11 +47,6 @@ def kind_of(op: str | None) -> str:
         if any(word in lowered for word in _KINDS[kind]):
             return kind
     return "unknown"
-
-
-def roundoff(*dtypes: str | None) -> float:
-    """The unit roundoff of the coarsest float among these dtypes; 0 when all are integers."""
-    return max((UNIT_ROUNDOFF[dtype] for dtype in dtypes if dtype in UNIT_ROUNDOFF), default=0.0)
 
 
 def local_limit(unit: float, length: int, kind: str, count: int) -> float:

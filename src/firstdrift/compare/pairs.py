@@ -8,10 +8,10 @@ from math import prod
 
 import numpy as np
 
-from .records import Record
+from ..records import Record
+from ..sites import Site
+from ..traces import Array
 from .scratch import mapped_rows
-from .sites import Site
-from .traces import Array
 
 
 class ReconcileError(ValueError):

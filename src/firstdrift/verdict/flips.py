@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from .traces import Array
+from ..traces import Array
 
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie

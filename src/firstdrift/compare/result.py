@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn
 
-from ._kernels import Measurement
+from .._kernels import Measurement
+from ..sites import Site
+from ..strict_json import plain
 from .pairs import Pair, Unmatched
-from .sites import Site
-from .strict_json import plain
 
 SCHEMA = "firstdrift-diff-v1"
 

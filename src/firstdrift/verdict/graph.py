@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from .pairs import Pair
-from .records import Record
-from .sites import Site
-from .traces import Trace
+from ..compare.pairs import Pair
+from ..records import Record
+from ..sites import Site
+from ..traces import Trace
 
 RECORDED, STAGE_TABLE, CHAIN = "recorded", "stage table", "assumed chain"
 

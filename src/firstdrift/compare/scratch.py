@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import storage
+from ..errors import storage
 
 Array = NDArray[np.generic]
 IN_MEMORY = 32 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike, fspath
 from typing import Any
 
-from ..errors import FormatError, VersionError, storage
+from ...errors import FormatError, VersionError, storage
 from ..pairs import Tolerance
 from . import options
 from .lines import Line, Mapping

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from .measuring import Measured, load_pair
-from .pairs import ReconcileError
-from .result import PairResult, Verdict
-from .traces import Array, Trace
+from ..compare.measuring import Measured, load_pair
+from ..compare.pairs import ReconcileError
+from ..compare.result import PairResult, Verdict
+from ..traces import Array, Trace
 
 FACTOR = 1000.0
 START = 1e-6

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from ..errors import FormatError
-from ..sites import Site
+from ...errors import FormatError
+from ...sites import Site
 from .lines import Line, Rule, Target
 
 if TYPE_CHECKING:

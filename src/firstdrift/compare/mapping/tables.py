@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError
+from ...errors import FormatError
 
 if TYPE_CHECKING:
     from yaml import Event, Node, YAMLError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ._kernels import measure
-from .measuring import Measured, load_pair
-from .noise import roundoff
-from .pairs import ReconcileError
-from .sites import Site
-from .traces import Trace
+from .._kernels import measure
+from ..compare.measuring import Measured, load_pair
+from ..compare.pairs import ReconcileError
+from ..dtypes import roundoff
+from ..sites import Site
+from ..traces import Trace
 
 # Two correct builds were measured to differ in their distance from float64 by a factor of 1.95; small tensors by more.
 FACTORS = ((10, 16.0), (1000, 8.0))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import FormatError, SiteError
+from ...errors import FormatError, SiteError
+from ...records import MAX_DIMS
+from ...sites import MAX_INDEX, PHASES, check_name
 from ..pairs import Transform
-from ..records import MAX_DIMS
-from ..sites import MAX_INDEX, PHASES, check_name
 from .lines import PortRule
 from .patterns import Pattern, parse_pattern
 

@@ -1,0 +1,1 @@
+"""Two traces brought together: paired, reconciled, measured. Nothing here judges."""

@@ -1,0 +1,1 @@
+"""From measurements to verdicts: what noise explains, and what it does not."""
