@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHES = ("store", "kernels")
+BENCHES = ("store", "kernels", "diff")
 
 
 def main() -> int:

@@ -63,6 +63,7 @@ def read(path: Path, order: Path | None = None) -> Trace:
         if not header.is_plain and header.nbytes:
             special[site] = _mapper(files[number], header)
     _refuse_duplicates(lines, files)
+    lines.sort(key=lambda record: record.details["order"])  # files stand by name, a trace by what ran first
     recorded = {site.name for site in sites}
     problems = [
         f"probe {probe!r} is in {order.name if order else PROBES} but has no file"
