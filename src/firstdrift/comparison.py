@@ -95,7 +95,15 @@ def diff(
     if rule == "jump":
         judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
     judged, missing = _missing_gradients(judged, alignment, ours, theirs)
-    return _result(judged, replace(alignment, reference_only=missing), graph, ours, theirs, tuple(allow_missing))
+    return _result(
+        judged,
+        replace(alignment, reference_only=missing),
+        graph,
+        ours,
+        theirs,
+        tuple(allow_missing),
+        _captures(measured),
+    )
 
 
 def assert_same(reference: Source, candidate: Source, **options: object) -> Result:
@@ -142,8 +150,9 @@ def _missing_gradients(
 
 
 def _result(
-    judged: list[PairResult], alignment: Alignment, graph: Graph, ours: Trace, theirs: Trace, allowed: tuple[str, ...]
-) -> Result:
+    judged: list[PairResult], alignment: Alignment, graph: Graph, ours: Trace, theirs: Trace, allowed: tuple[str, ...],
+    captures: Sequence[str],
+) -> Result:  # fmt: skip
     drifts = [result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)]
     compared = [result for result in judged if result.measurement is not None and result.measurement.compared]
     missing = [i for i in alignment.reference_only if not any(fnmatchcase(i.site.name, glob) for glob in allowed)]
@@ -161,7 +170,7 @@ def _result(
         phases=dict(Counter(result.site.phase for result in compared)),
     )  # fmt: skip
     could_not_tell = bool(problems) or verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE)
-    notes = (*alignment.notes, *ours.notes, *theirs.notes, *_captures(judged))
+    notes = (*alignment.notes, *ours.notes, *theirs.notes, *captures)
     return Result(
         verdict=verdict, sentence=_sentence(verdict, first, judged, problems), pairs=tuple(judged), first_drift=first,
         cause=_benign_cause(verdict, judged), flips=tuple(r for r in judged if r.verdict is Verdict.FLIP),
@@ -256,12 +265,13 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
     return f"{verdict.value}: all {clean} pairs are {words[verdict]}{tail}"
 
 
-def _captures(judged: Sequence[PairResult]) -> list[str]:
-    """Captures that prove little: all zero on both sides."""
-    zero = [
-        result.site for result in judged
-        if (m := result.measurement) is not None and m.compared and m.norm_reference == 0 == m.norm_candidate
-    ]  # fmt: skip
-    if not zero:
-        return []
-    return [f"{len(zero)} pairs are all zero on both sides, which proves little: first {_shown(zero[0])}"]
+def _captures(measured: Sequence[Measured]) -> list[str]:
+    """Captures that prove little: one value everywhere, on both sides."""
+    constant = [item for item in measured if item.is_constant and item.measurement is not None]
+    zero = [item for item in constant if item.measurement is not None and item.measurement.norm_reference == 0]
+    said = []
+    for items, what in ((zero, "all zero"), ([item for item in constant if item not in zero], "constant")):
+        if items:
+            pairs = "1 pair is" if len(items) == 1 else f"{len(items)} pairs are"
+            said.append(f"{pairs} {what} on both sides, which proves little: first {_shown(items[0].pair.site)}")
+    return said

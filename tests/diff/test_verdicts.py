@@ -146,6 +146,19 @@ def test_expert_ids_stored_as_floats_are_integers(tmp_path):
     assert (result.first_drift.name, result.graph) == ("layer-0.moe_router_indices", "stage table")
 
 
+def test_expert_ids_that_are_nearly_equal_as_floats_are_not_equal(tmp_path):
+    for side, last in (("r", 16_000_000.0), ("c", 16_000_001.0)):
+        fd.write_stage_file(tmp_path / side, 0, "moe_router_indices", [1.0, last])
+    assert fd.diff(tmp_path / "r", tmp_path / "c").exit_code == 1
+
+
+def test_what_a_nan_spreads_to_is_inherited(tmp_path):
+    one, row = A.copy(), A.copy()
+    one[2, 3], row[2] = np.nan, np.nan
+    result = diffed(tmp_path, {"fwd a": A, "fwd b": A}, {"fwd a": one, "fwd b": row})
+    assert verdicts(result) == {"fwd a": "drift", "fwd b": "inherited"}
+
+
 def test_a_choice_between_near_ties_is_not_called_a_bug(tmp_path):
     ours = {"fwd a": A, "fwd ids": np.arange(4)}
     theirs = {"fwd a": noisy(A), "fwd ids": np.array([0, 1, 3, 2])}
@@ -323,3 +336,19 @@ def test_traces_of_two_formats_can_be_compared(tmp_path):
     np.savez(tmp_path / "c.npz", **{"a": A, "a.weight": B})
     result = fd.diff(tmp_path / "r", tmp_path / "c.npz")
     assert (result.verdict, result.exit_code, len(result.pairs)) == ("same", 0, 2)
+
+
+def test_a_site_stands_out_among_its_peers(tmp_path):
+    ours = {f"fwd fc{i}": (normal(64, 64, seed=i + 20), {"op": "Linear"}) for i in range(8)}
+    errors = [1.2e-6, 1.3e-6, 1.4e-6, 1.5e-6, 7.4e-6, 7.5e-6, 7.6e-6, 7.7e-6]  # fc4 amplifies by 5, the others by 1.1
+    theirs = {key: noisy(value[0], size) for (key, value), size in zip(ours.items(), errors, strict=True)}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.exit_code, result.first_drift.name) == (1, "fc4")
+    alone = {key: (value[0], {"op": f"Linear{key}"}) for key, value in ours.items()}
+    assert diffed(tmp_path / "2", alone, theirs).exit_code == 0
+
+
+def test_constant_captures_are_said(tmp_path):
+    ones = np.ones((8, 8), np.float32)
+    result = diffed(tmp_path, {"fwd a": ones, "fwd b": B}, {"fwd a": ones, "fwd b": B})
+    assert result.notes == ("1 pair is constant on both sides, which proves little: first fwd a",)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._kernels import Measurement, measure
+from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
 from ..records import Record
 from ..stages import INDEX_PAYLOAD
@@ -36,6 +36,7 @@ class Measured:
     floor: float = 0.0
     rounded_equal: bool = False
     is_integer: bool = False
+    is_constant: bool = False  # one value everywhere, on both sides
 
     @property
     def count(self) -> int:
@@ -77,7 +78,20 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     if pair.site.phase == "weight_after":
         ours, theirs, floor = befores.updates(pair, ours, theirs)
     found = measure(ours, theirs, threads=THREADS)
-    return Measured(pair, found, floor=floor, rounded_equal=rounded, is_integer=_kind(ours) == "integer")
+    constant = _is_constant(ours) and _is_constant(theirs)
+    whole = _kind(ours) == "integer"
+    return Measured(pair, found, floor=floor, rounded_equal=rounded, is_integer=whole, is_constant=constant)
+
+
+def _is_constant(array: Array) -> bool:
+    """Whether every element is the same; decided by a few of them nearly always."""
+    if array.size < 2 or array.dtype.kind == "c":
+        return False
+    few = array[(slice(0, 2),) * array.ndim].reshape(-1)
+    if not np.all(few == few[0]):
+        return False
+    numbers = stats(array)
+    return numbers.finite_count == numbers.count and numbers.min == numbers.max
 
 
 def _without_values(pair: Pair) -> Measured | None:

@@ -21,7 +21,7 @@ from ..traces import Array
 from .arbiter import Truth
 from .flips import explained_by_flips
 from .graph import Graph
-from .noise import GAIN, GAIN_MARGIN, WORST_OF_MANY, forward_length, kind_of, local_limit, per_sample
+from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, kind_of, local_limit, per_sample
 
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 
@@ -53,6 +53,7 @@ class _Court:
         self.truths = truths
         self.items = {item.pair.site: item for item in measured}
         self.results: dict[Site, PairResult] = {}
+        self.gains = self.measured_gains()
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
 
@@ -192,7 +193,25 @@ class _Court:
         kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
         local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
-        return local + GAIN_MARGIN * (GAIN[kind] * (inherited if math.isfinite(inherited) else 0.0) + item.floor)
+        passed = gain_limit(kind, self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
+        return local + passed + GAIN_MARGIN * item.floor
+
+    def peers(self, pair: Pair) -> list[float]:
+        """The gains of the other sites of this operation: a bug in one layer stands out among its peers."""
+        gains = self.gains.get(pair.reference.op or "", {}) if pair.site.phase == "fwd" else {}
+        return [gain for site, gain in gains.items() if site != pair.site]
+
+    def measured_gains(self) -> dict[str, dict[Site, float]]:
+        """By operation, the error of every forward output over that of its inputs, where these differ at all."""
+        gains: dict[str, dict[Site, float]] = {}
+        for site, item in self.items.items():
+            op = item.pair.reference.op
+            if site.phase != "fwd" or op is None or not (error := _raw_error(item)):
+                continue
+            inputs = [_raw_error(self.items[other]) for other in self.graph.producers(site) if other in self.items]
+            if inputs and max(inputs) > 0:
+                gains.setdefault(op, {})[site] = error / max(inputs)
+        return gains
 
     def length(self, pair: Pair, kind: str, producers: Sequence[Site]) -> int:
         """The number of terms summed for one element of this site, from the shapes of what it was computed from."""
@@ -267,6 +286,11 @@ class _Court:
 
     def describe(self, site: Site) -> str:
         return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")
+
+
+def _raw_error(item: Measured) -> float:
+    found = item.measurement
+    return 0.0 if found is None or found.rel_l2 is None or not math.isfinite(found.rel_l2) else found.rel_l2
 
 
 def _worst(measurement: Measurement) -> float:

@@ -6,6 +6,7 @@ see the page on verdicts for where each comes from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod, sqrt
 
 from ..dtypes import UNIT_ROUNDOFF
@@ -23,6 +24,9 @@ LONG_REDUCTION = 8192  # beyond it, and for attention, the limit doubles
 LONGEST_SUM = 1 << 16  # no serial sum is believed to be longer: TF32 must not pass for float32
 
 GAIN_MARGIN = 4.0  # between the gain measured for a kind of operation and the one that is still believed
+PEERS = 3  # so many other sites of the same operation say more about its gain than any table
+PEER_MARGIN = 3.0  # over the largest gain among them; clean runs stay below 1.8
+LEAST_MARGIN = 1.5  # however small the gain of the peers is
 WORST_OF_MANY = 4.0  # how much worse than the whole tensor its worst row, column or block may be
 SMALL_TENSOR = ((10, 4.0), (1000, 2.0))  # with so few elements, errors scatter by this factor
 
@@ -47,6 +51,14 @@ def kind_of(op: str | None) -> str:
         if any(word in lowered for word in _KINDS[kind]):
             return kind
     return "unknown"
+
+
+def gain_limit(kind: str, peers: Sequence[float]) -> float:
+    """How much an operation may amplify the error of its inputs: by its kind, or by what its peers in this run show."""
+    believed = GAIN_MARGIN * GAIN[kind]
+    if len(peers) < PEERS:
+        return believed
+    return min(believed, max(LEAST_MARGIN * GAIN[kind], PEER_MARGIN * max(peers)))
 
 
 def local_limit(unit: float, length: int, kind: str, count: int) -> float:
