@@ -228,6 +228,8 @@ def _cause(result: PairResult) -> Cause | None:
         return Cause(
             "gradient-missing", "the candidate has no such gradient", 1.0, "look for a detach or a frozen flag"
         )
+    if result.verdict is Verdict.PRECISION:
+        return Cause("dtype-rounding", result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
     if measurement is not None and not measurement.nonfinite_agree:
         sentence = "NaN or Inf appears here on one side only"
         return Cause("nan-origin", sentence, 1.0, "look at the elements that are not finite")

@@ -352,3 +352,82 @@ def test_constant_captures_are_said(tmp_path):
     ones = np.ones((8, 8), np.float32)
     result = diffed(tmp_path, {"fwd a": ones, "fwd b": B}, {"fwd a": ones, "fwd b": B})
     assert result.notes == ("1 pair is constant on both sides, which proves little: first fwd a",)
+
+
+@pytest.mark.parametrize(("dtype", "word"), [(ml_dtypes.bfloat16, "bfloat16"), (np.float16, "float16 or TF32")])
+def test_numbers_rounded_to_a_shorter_format_are_named(tmp_path, dtype, word):
+    ours = {"fwd a": A, "fwd b": normal(64, 64)}
+    theirs = {"fwd a": noisy(A), "fwd b": normal(64, 64).astype(dtype).astype(np.float32)}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.verdict, result.exit_code, result.first_drift.name) == ("drift", 1, "b")
+    assert verdicts(result)["fwd b"] == "precision"
+    assert result.first_drift.cause.label == "dtype-rounding"
+    assert f"rounded to {word}, though declared f32" in result.first_drift.sentence
+
+
+def test_a_wrong_value_on_a_coarse_grid_is_no_matter_of_precision(tmp_path):
+    theirs = (normal(64, 64) * 2).astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert verdicts(diffed(tmp_path, {"fwd b": normal(64, 64)}, {"fwd b": theirs})) == {"fwd b": "drift"}
+
+
+def test_doubles_that_went_through_floats_are_named(tmp_path):
+    ours = normal(64, 64, dtype=np.float64)
+    result = diffed(tmp_path, {"fwd b": ours}, {"fwd b": ours.astype(np.float32).astype(np.float64)})
+    assert verdicts(result) == {"fwd b": "precision"}
+
+
+def flipping(tmp_path, change):
+    """A ReLU and a max-pool whose inputs have near-ties; `change` may break the candidate's gradient."""
+    x = normal(16, 64)
+    x[0, :4] = [1e-8, -1e-8, 2e-8, -2e-8]
+    z = noisy(x)
+    z[0, :4] = [-1e-8, 1e-8, -1e-8, 1e-8]
+    flow = normal(16, 64, seed=9)
+    ours = {"fwd a": x, "fwd relu": np.maximum(x, 0), "agrad relu": flow, "agrad a": flow * (x > 0)}
+    theirs = {"fwd a": z, "fwd relu": np.maximum(z, 0), "agrad relu": flow, "agrad a": change(flow * (z > 0), z)}
+    return diffed(tmp_path, ours, theirs)
+
+
+def test_a_relu_that_decided_a_near_tie_the_other_way_is_a_flip(tmp_path):
+    result = flipping(tmp_path, lambda gradient, z: gradient)
+    assert (result.verdict, result.exit_code, [str(f.site.name) for f in result.flips]) == ("flip", 0, ["a"])
+    assert "4 of 1024 signs were decided the other way at a near-tie" in result.flips[0].reason
+
+
+def test_a_flip_does_not_excuse_another_error(tmp_path):
+    assert flipping(tmp_path, lambda gradient, z: gradient * np.float32(1.01)).exit_code == 1
+
+
+def test_a_mask_that_does_not_follow_its_own_values_is_no_flip(tmp_path):
+    def leaking(gradient, z):
+        gradient = gradient.copy()
+        gradient[5, :3] = 1.0  # let through where its own input is far below zero
+        return gradient
+
+    x = normal(16, 64)
+    x[5, :3] = -1.0
+    flow = normal(16, 64, seed=9)
+    ours = {"fwd a": x, "agrad a": flow * (x > 0)}
+    assert diffed(tmp_path, ours, {"fwd a": noisy(x), "agrad a": leaking(flow * (x > 0), x)}).exit_code == 1
+
+
+@pytest.mark.parametrize(("values", "code"), [((2.0, 2.0 + 2e-7), 0), ((2.0, 1.0), 1)])
+def test_a_maximum_that_moved_is_a_flip_only_at_a_tie(tmp_path, values, code):
+    x = normal(8, 64)
+    x[3, 8], x[3, 9] = values[0] + 1e-7, values[1] - 2e-7
+    z = x.copy()
+    z[3, 8], z[3, 9] = values[0] - 1e-7, values[1] + 2e-7
+    ours, theirs = np.zeros((2, 8, 64), np.float32)
+    ours[:, ::8] = theirs[:, ::8] = normal(8, 8, seed=3)
+    ours[3, 8] = theirs[3, 9] = 1.5
+    theirs[3, 8] = 0
+    result = diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs})
+    assert result.exit_code == code
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(ml_dtypes.bfloat16, 2**-8), (np.float16, 2**-11)])
+def test_short_formats_have_their_own_noise(tmp_path, dtype, unit):
+    x = normal(64, 64)
+    ours = {"fwd a": x.astype(dtype)}
+    assert diffed(tmp_path, ours, {"fwd a": noisy(x, unit).astype(dtype)}).verdict == "noise"
+    assert diffed(tmp_path / "2", ours, {"fwd a": noisy(x, 10 * unit).astype(dtype)}).exit_code == 1

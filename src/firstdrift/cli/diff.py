@@ -25,7 +25,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
     return value
 
 
-@click.command("diff")
+@click.command("diff", short_help="Name the first tensor where two traces part.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
 @click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")

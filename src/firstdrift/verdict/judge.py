@@ -22,6 +22,7 @@ from .arbiter import Truth
 from .flips import explained_by_flips
 from .graph import Graph
 from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, kind_of, local_limit, per_sample
+from .precision import NAMES, coarser_grid
 
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 
@@ -37,7 +38,7 @@ def judge(
     court = _Court(measured, graph, load, truths or {})
     for item in measured:
         result = court.results[item.pair.site] = court.hear(item)
-        if result.verdict is Verdict.DRIFT:
+        if result.verdict in (Verdict.DRIFT, Verdict.PRECISION):
             court.drifts.append(result.site)
     court.settle_weights()
     return [court.results[item.pair.site] for item in measured]
@@ -104,6 +105,11 @@ class _Court:
             return replace(judged, verdict=Verdict.NOISE, reason="within noise")
         if not dirty and (flip := self.flip(judged)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
+        if not dirty and (dtype := self.coarser_dtype(judged)) is not None:
+            return replace(
+                judged, verdict=Verdict.PRECISION, introduced_by=self.introducer(judged.pair),
+                reason=f"its numbers are rounded to {NAMES[dtype]}, though declared {judged.pair.candidate[0].dtype}",
+            )  # fmt: skip
         whole = judged.error > judged.limit
         shown, where = (judged.error, "") if whole else (worst, " in its worst row, column or block")
         return self.blame(judged, dirty, f"error {shown:.1e}{where}, where noise explains {judged.limit:.1e}")
@@ -132,6 +138,12 @@ class _Court:
         assert judged.limit is not None
         noise = max(self.error(forward), roundoff(judged.pair.reference.dtype, judged.pair.candidate[0].dtype))
         return explained_by_flips(self.load(judged.pair), self.load(self.items[forward].pair), judged.limit, noise)
+
+    def coarser_dtype(self, judged: PairResult) -> str | None:
+        """The shorter format the candidate's numbers were rounded to, if that explains the error."""
+        if judged.error is None or judged.site.phase == "weight_after":
+            return None
+        return coarser_grid(*self.load(judged.pair), judged.error)
 
     def by_truth(self, judged: PairResult, dirty: Sequence[Site], truth: Truth) -> PairResult:
         """A third, more precise run decides: the candidate may be as far from it as the reference is."""
