@@ -235,6 +235,20 @@ def test_recorded_producers_keep_branches_apart(tmp_path):
     assert result.first_drift.name == "left"
 
 
+def test_what_was_not_compared_is_seen_through(tmp_path):
+    ours = {
+        "fwd a": A, "fwd side": B, "fwd mid": (A, {"producers": ["a"]}), "fwd other": (B, {"producers": ["side"]}),
+        "fwd c": (A, {"producers": ["mid"]}),
+    }  # fmt: skip
+    result = diffed(tmp_path, ours, {"fwd a": B, "fwd side": B, "fwd other": B, "fwd c": B}, allow_missing=["mid"])
+    assert verdicts(result) == {"fwd a": "drift", "fwd side": "same", "fwd other": "same", "fwd c": "inherited"}
+
+
+def test_one_pair_that_is_not_comparable_is_not_green(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A, "fwd b": A}, {"fwd a": A, "fwd b": A[:3]})
+    assert (result.verdict, result.exit_code) == ("not comparable", 2)
+
+
 def test_a_gradient_error_is_blamed_on_the_backward_that_made_it(tmp_path):
     ours = {"fwd fc1": A, "fwd relu": A, "fwd fc2": A, "agrad fc2": A, "agrad relu": A, "agrad fc1": A}
     result = diffed(tmp_path, ours, ours | {"agrad fc1": B})
@@ -305,6 +319,9 @@ def test_the_jump_rule_sees_nan_marks_every_drift_and_sets_the_exit_code(tmp_pat
     assert (result.exit_code, result.first_drift.name) == (1, "b")
     assert [str(p.verdict) for p in result.pairs] == ["same", "same", "drift", "inherited"]
     assert diffed(tmp_path / "3", ours, ours | {"fwd a": A * np.nan}, rule="jump").exit_code == 1
+    near = {"fwd a": A * np.float32(1.0005), "fwd b": A, "agrad b": A * np.float32(1.01), "agrad a": A}
+    raised = diffed(tmp_path / "5", ours, near, rule="jump", abs_floor=1e-3)
+    assert raised.first_drift.phase == "agrad"  # the floor that the forward pass raised is forgotten
     assert diffed(tmp_path / "4", ours, ours | {"fwd a": A + 0.01}, rule="jump", abs_floor=0.1).exit_code == 0
     with pytest.raises(fd.SelectionError, match="there is no rule 'guess'"):
         fd.diff(tmp_path / "r", tmp_path / "c", rule="guess")
@@ -392,6 +409,17 @@ def test_a_relu_that_decided_a_near_tie_the_other_way_is_a_flip(tmp_path):
     result = flipping(tmp_path, lambda gradient, z: gradient)
     assert (result.verdict, result.exit_code, [str(f.site.name) for f in result.flips]) == ("flip", 0, ["a"])
     assert "4 of 1024 signs were decided the other way at a near-tie" in result.flips[0].reason
+
+
+def test_equal_values_with_another_routing_are_no_flip(tmp_path):
+    x = normal(8, 64)
+    x[3, 8] = x[3, 9] = 2.0
+    ours, theirs = np.zeros((2, 8, 64), np.float32)
+    ours[:, ::8] = theirs[:, ::8] = normal(8, 8, seed=3)
+    x[3, 9] = 1.9999998  # by both sides' own values the first of the two is the larger
+    ours[3, 8] = theirs[3, 9] = 1.5
+    theirs[3, 8] = 0
+    assert diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": noisy(x, 0), "agrad a": theirs}).exit_code == 1
 
 
 def test_a_flip_does_not_excuse_another_error(tmp_path):

@@ -21,8 +21,8 @@ def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     if prod(shape) * dtype.itemsize <= IN_MEMORY:
         return np.empty(shape, dtype)
     with storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR"):
-        file = tempfile.TemporaryFile(prefix="firstdrift-")  # noqa: SIM115 (the mapping keeps it)
-        return np.memmap(file, dtype, "w+", shape=shape)
+        with tempfile.TemporaryFile(prefix="firstdrift-") as file:  # the mapping keeps what it needs of it
+            return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def mapped_rows(work: Callable[..., Array], *arrays: Array) -> Array:

@@ -205,25 +205,26 @@ class _Court:
         kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
         local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
-        passed = gain_limit(kind, self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
+        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
         return local + passed + GAIN_MARGIN * item.floor
 
-    def peers(self, pair: Pair) -> list[float]:
-        """The gains of the other sites of this operation: a bug in one layer stands out among its peers."""
-        gains = self.gains.get(pair.reference.op or "", {}) if pair.site.phase == "fwd" else {}
-        return [gain for site, gain in gains.items() if site != pair.site]
+    def peers(self, pair: Pair) -> tuple[int, float]:
+        """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""
+        gains = self.gains.get(pair.reference.op or "", []) if pair.site.phase == "fwd" else []
+        others = [gain for gain, site in gains[:2] if site != pair.site]  # sorted, so that two are enough
+        return len(gains) - (len(others) < len(gains[:2])), max(others, default=0.0)
 
-    def measured_gains(self) -> dict[str, dict[Site, float]]:
-        """By operation, the error of every forward output over that of its inputs, where these differ at all."""
-        gains: dict[str, dict[Site, float]] = {}
+    def measured_gains(self) -> dict[str, list[tuple[float, Site]]]:
+        """By operation, the error of every forward output over that of its inputs, largest first."""
+        gains: dict[str, list[tuple[float, Site]]] = {}
         for site, item in self.items.items():
             op = item.pair.reference.op
             if site.phase != "fwd" or op is None or not (error := _raw_error(item)):
                 continue
             inputs = [_raw_error(self.items[other]) for other in self.graph.producers(site) if other in self.items]
             if inputs and max(inputs) > 0:
-                gains.setdefault(op, {})[site] = error / max(inputs)
-        return gains
+                gains.setdefault(op, []).append((error / max(inputs), site))
+        return {op: sorted(found, key=lambda item: -item[0]) for op, found in gains.items()}
 
     def length(self, pair: Pair, kind: str, producers: Sequence[Site]) -> int:
         """The number of terms summed for one element of this site, from the shapes of what it was computed from."""

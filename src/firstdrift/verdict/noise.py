@@ -6,7 +6,6 @@ see the page on verdicts for where each comes from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod, sqrt
 
 from ..dtypes import UNIT_ROUNDOFF
@@ -53,12 +52,12 @@ def kind_of(op: str | None) -> str:
     return "unknown"
 
 
-def gain_limit(kind: str, peers: Sequence[float]) -> float:
+def gain_limit(kind: str, peers: int, largest: float) -> float:
     """How much an operation may amplify the error of its inputs: by its kind, or by what its peers in this run show."""
     believed = GAIN_MARGIN * GAIN[kind]
-    if len(peers) < PEERS:
+    if peers < PEERS:
         return believed
-    return min(believed, max(LEAST_MARGIN * GAIN[kind], PEER_MARGIN * max(peers)))
+    return min(believed, max(LEAST_MARGIN * GAIN[kind], PEER_MARGIN * largest))
 
 
 def local_limit(unit: float, length: int, kind: str, count: int) -> float:
