@@ -1,8 +1,11 @@
 """Derived tensors: equal whatever their size, and large ones not in memory."""
 
+import errno
+
 import numpy as np
 import pytest
 
+import firstdrift as fd
 from firstdrift.compare import scratch
 from firstdrift.compare.pairs import Transform
 
@@ -33,3 +36,14 @@ def test_parts_are_joined_in_a_file_too(tiny, axis):
     joined = scratch.concatenated(parts, axis)
     assert isinstance(joined, np.memmap)
     np.testing.assert_array_equal(joined, np.concatenate(parts, axis))
+
+
+def test_a_disk_without_room_is_an_error_and_not_a_crash(tiny, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(scratch.os, "posix_fallocate", full)
+    with pytest.raises(
+        fd.StorageError, match="cannot make room for a large tensor .No space left on device.; free some"
+    ):
+        scratch.scratch((300,), np.dtype(np.float64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from math import prod
@@ -20,9 +21,11 @@ def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """An array to fill; beyond a few MiB its pages belong to a file that vanishes with it."""
     if prod(shape) * dtype.itemsize <= IN_MEMORY:
         return np.empty(shape, dtype)
-    with storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR"):
-        with tempfile.TemporaryFile(prefix="firstdrift-") as file:  # the mapping keeps what it needs of it
-            return np.memmap(file, dtype, "w+", shape=shape)
+    room = storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR")
+    with room, tempfile.TemporaryFile(prefix="firstdrift-") as file:  # the mapping keeps what it needs of it
+        if hasattr(os, "posix_fallocate"):  # now, or a full disk would end the process at the first write
+            os.posix_fallocate(file.fileno(), 0, prod(shape) * dtype.itemsize)
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def mapped_rows(work: Callable[..., Array], *arrays: Array) -> Array:
