@@ -43,7 +43,5 @@ def test_a_disk_without_room_is_an_error_and_not_a_crash(tiny, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(scratch.os, "posix_fallocate", full)
-    with pytest.raises(
-        fd.StorageError, match="cannot make room for a large tensor .No space left on device.; free some"
-    ):
+    with pytest.raises(fd.StorageError, match="cannot make room for a large tensor .No space left on device"):
         scratch.scratch((300,), np.dtype(np.float64))

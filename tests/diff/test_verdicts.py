@@ -223,6 +223,19 @@ def test_a_container_inherits_from_what_drifted_inside_it(tmp_path):
     assert verdicts(result) == {"fwd block.fc": "drift", "fwd other": "same", "fwd block": "inherited"}
 
 
+def test_a_tensor_that_changes_on_an_edge_is_blamed_on_the_module_that_passes_it_on(tmp_path):
+    ours = {
+        "fwd net.a": A, "fwd net.block:in.0": (A, {"producers": ["net.a"]}),
+        "fwd net.block.fc:in.0": (A, {"producers": ["net.a"]}),
+        "fwd net.block.fc": (B, {"producers": [fd.Site(0, "fwd", "net.block.fc", "in.0")]}),
+    }  # fmt: skip
+    theirs = {key: -B if "in.0" in key else A if key == "fwd net.a" else -A for key in ours}
+    result = diffed(tmp_path, ours, theirs)
+    first = result.first_drift
+    assert (first.name, first.port, first.introduced_by) == ("net.block.fc", "in.0", "net.block")
+    assert [str(pair.verdict) for pair in result.pairs] == ["same", "inherited", "drift", "inherited"]
+
+
 def test_recorded_producers_keep_branches_apart(tmp_path):
     ours = {
         "fwd stem": A, "fwd left": (A, {"producers": ["stem"]}), "fwd right": (B, {"producers": ["stem"]}),

@@ -41,6 +41,7 @@ def judge(
         if result.verdict in (Verdict.DRIFT, Verdict.PRECISION):
             court.drifts.append(result.site)
     court.settle_weights()
+    court.settle_edges()
     return [court.results[item.pair.site] for item in measured]
 
 
@@ -190,6 +191,17 @@ class _Court:
                     reason="stored differently, but everything computed with it agrees",
                 )  # fmt: skip
 
+    def settle_edges(self) -> None:
+        """A tensor that changed on its way into a module changed for the innermost module that reads it."""
+        edges = [site for site in self.drifts if site.phase == "fwd" and site.port.startswith("in.")]
+        for site in edges:
+            inside = [other for other in edges if other.step == site.step and _is_inside(other.name, site.name)]
+            if inside and self.results[site].verdict is Verdict.DRIFT:
+                reason = f"{self.results[site].reason}; it is read by {inside[0].name}"
+                self.results[site] = replace(
+                    self.results[site], verdict=Verdict.INHERITED, reason=reason, introduced_by=None
+                )
+
     def explained_without(self, result: PairResult) -> bool:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
         producers = [s for s in self.graph.producers(result.site) if s in self.results and s not in self.suspects]
@@ -278,10 +290,8 @@ class _Court:
 
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""
-        inside = f"{site.name}." if site.name else ""
         for other in self.drifts:
-            same_pass = (other.phase, other.step) == (site.phase, site.step)
-            if same_pass and other.name != site.name and other.name.startswith(inside):
+            if (other.phase, other.step) == (site.phase, site.step) and _is_inside(other.name, site.name):
                 return other
         return None
 
@@ -291,6 +301,8 @@ class _Court:
         if site.phase == "agrad":
             consumer = self.graph.consumer(site)
             return f"{consumer}'s backward" if consumer else "the backward of what reads it"
+        if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
+            return site.name.rpartition(".")[0] or "the model itself"
         return {
             "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name}'s backward",
             "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
@@ -319,6 +331,10 @@ def _nonfinite(measurement: Measurement) -> str:
     ours = f"{measurement.nan_reference} NaN and {measurement.inf_reference} Inf"
     theirs = f"{measurement.nan_candidate} NaN and {measurement.inf_candidate} Inf"
     return f"the reference has {ours}, the candidate {theirs}, not at the same places"
+
+
+def _is_inside(name: str, container: str) -> bool:
+    return name != container and (not container or name.startswith(f"{container}."))
 
 
 def _below(parameter: str, module: str) -> bool:
