@@ -7,7 +7,6 @@ two is a drift where the inputs were clean, and inherited where they were not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,10 +20,9 @@ from ..traces import Array
 from .arbiter import Truth
 from .flips import explained_by_flips
 from .graph import Graph
-from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, kind_of, local_limit, per_sample
+from .limits import Limits
+from .noise import WORST_OF_MANY
 from .precision import NAMES, coarser_grid
-
-_BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 
 
 def judge(
@@ -55,7 +53,7 @@ class _Court:
         self.truths = truths
         self.items = {item.pair.site: item for item in measured}
         self.results: dict[Site, PairResult] = {}
-        self.gains = self.measured_gains()
+        self.limits = Limits(self.items, graph)
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
 
@@ -68,9 +66,9 @@ class _Court:
             by = self.introducer(pair) if item.verdict is Verdict.DRIFT else None
             return PairResult(pair, item.verdict, item.reason, introduced_by=by)
         producers = [site for site in self.graph.producers(pair.site) if site in self.results]
-        error = self.error_of(item, producers)
+        error = self.limits.error_of(item, producers)
         inherited = max((self.error(site) for site in producers), default=0.0)
-        limit = self.limit(item, producers, inherited)
+        limit = self.limits.limit(item, producers, inherited)
         judged = PairResult(pair, Verdict.SAME, "", measurement, error, inherited, limit)
         if measurement.bit_equal:
             return replace(judged, reason="bit-equal" if measurement.count else "no elements")
@@ -206,83 +204,8 @@ class _Court:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
         producers = [s for s in self.graph.producers(result.site) if s in self.results and s not in self.suspects]
         inherited = max((self.error(site) for site in producers), default=0.0)
-        limit = self.limit(self.items[result.site], producers, inherited)
+        limit = self.limits.limit(self.items[result.site], producers, inherited)
         return (result.error or 0.0) <= limit and (result.measurement is None or result.measurement.nonfinite_agree)
-
-    def limit(self, item: Measured, producers: Sequence[Site], inherited: float) -> float:
-        """The largest error that this site's own rounding and its inputs' errors explain."""
-        pair = item.pair
-        if pair.tolerance is not None:
-            return pair.tolerance.relative
-        kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
-        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
-        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
-        return local + passed + GAIN_MARGIN * item.floor
-
-    def peers(self, pair: Pair) -> tuple[int, float]:
-        """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""
-        gains = self.gains.get(pair.reference.op or "", []) if pair.site.phase == "fwd" else []
-        others = [gain for gain, site in gains[:2] if site != pair.site]  # sorted, so that two are enough
-        return len(gains) - (len(others) < len(gains[:2])), max(others, default=0.0)
-
-    def measured_gains(self) -> dict[str, list[tuple[float, Site]]]:
-        """By operation, the error of every forward output over that of its inputs, largest first."""
-        gains: dict[str, list[tuple[float, Site]]] = {}
-        for site, item in self.items.items():
-            op = item.pair.reference.op
-            if site.phase != "fwd" or op is None or not (error := _raw_error(item)):
-                continue
-            inputs = [_raw_error(self.items[other]) for other in self.graph.producers(site) if other in self.items]
-            if inputs and max(inputs) > 0:
-                gains.setdefault(op, []).append((error / max(inputs), site))
-        return {op: sorted(found, key=lambda item: -item[0]) for op, found in gains.items()}
-
-    def length(self, pair: Pair, kind: str, producers: Sequence[Site]) -> int:
-        """The number of terms summed for one element of this site, from the shapes of what it was computed from."""
-        shape = pair.reference.shape or ()
-        shapes = {site: self.items[site].pair.reference.shape or () for site in producers}
-        flowing = [shape for site, shape in shapes.items() if site.phase != "weight"]
-        weights = [shape for site, shape in shapes.items() if site.phase == "weight"]
-        if pair.site.phase == "grad_scaled":
-            return 1
-        if pair.site.phase == "grad":
-            return max([1, *(math.prod(s) * max(1, self.batch_factor(site)) for site, s in shapes.items())])
-        if pair.site.phase in _BACKWARD or pair.site.phase == "loss":
-            return max(
-                [1, math.prod(shape) if pair.site.phase == "loss" else per_sample(shape), *map(per_sample, flowing)]
-            )
-        return forward_length(kind, shape, flowing, weights)
-
-    def batch_factor(self, site: Site) -> int:
-        """A parameter's gradient sums over the whole batch, of which a per-sample site is one part."""
-        return self.graph.batch if site.sample is not None else 1
-
-    def error_of(self, item: Measured, producers: Sequence[Site]) -> float:
-        """The relative error, on the scale of the site's terms where the site itself nearly cancels to zero."""
-        measurement = item.measurement
-        assert measurement is not None
-        if measurement.bit_equal:
-            return 0.0
-        error = math.inf if measurement.rel_l2 is None else measurement.rel_l2
-        if measurement.rms == 0:
-            return 0.0
-        natural = max((self.natural_norm(item, site) for site in producers), default=0.0)
-        if natural > measurement.norm_reference and measurement.rms is not None:
-            return measurement.rms * math.sqrt(measurement.compared) / natural
-        return error
-
-    def natural_norm(self, item: Measured, site: Site) -> float:
-        """The norm that a sum of this many terms of random sign would have: the scale of its rounding errors."""
-        other = self.items[site].measurement
-        if other is None or item.measurement is None or not other.compared:
-            return 0.0
-        phase = item.pair.site.phase
-        if phase == "grad" and site.phase == "agrad" and len(item.pair.reference.shape or ()) <= 1:
-            return other.norm_reference  # a bias sums its output's gradients over all positions
-        if phase == "fwd" and item.measurement.norm_reference == 0:
-            return other.norm_reference * math.sqrt(item.measurement.compared / other.compared)
-        return 0.0
 
     def error(self, site: Site) -> float:
         """The error of a site that was judged already."""
@@ -311,11 +234,6 @@ class _Court:
 
     def describe(self, site: Site) -> str:
         return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")
-
-
-def _raw_error(item: Measured) -> float:
-    found = item.measurement
-    return 0.0 if found is None or found.rel_l2 is None or not math.isfinite(found.rel_l2) else found.rel_l2
 
 
 def _worst(measurement: Measurement) -> float:

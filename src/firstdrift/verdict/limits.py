@@ -1,0 +1,104 @@
+"""How large an error noise explains at a site: what its operation adds, and what its inputs pass on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..compare.measuring import Measured
+from ..compare.pairs import Pair
+from ..dtypes import roundoff
+from ..sites import Site
+from .graph import Graph
+from .noise import GAIN_MARGIN, forward_length, gain_limit, kind_of, local_limit, per_sample
+
+_BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
+
+
+class Limits:
+    """Errors and their limits, from the measurements of a run and what each site was computed from."""
+
+    def __init__(self, items: Mapping[Site, Measured], graph: Graph) -> None:
+        self.items = items
+        self.graph = graph
+        self.gains = self.measured_gains()
+
+    def limit(self, item: Measured, producers: Sequence[Site], inherited: float) -> float:
+        """The largest error that this site's own rounding and its inputs' errors explain."""
+        pair = item.pair
+        if pair.tolerance is not None:
+            return pair.tolerance.relative
+        kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
+        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
+        local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
+        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
+        return local + passed + GAIN_MARGIN * item.floor
+
+    def peers(self, pair: Pair) -> tuple[int, float]:
+        """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""
+        gains = self.gains.get(pair.reference.op or "", []) if pair.site.phase == "fwd" else []
+        others = [gain for gain, site in gains[:2] if site != pair.site]  # sorted, so that two are enough
+        return len(gains) - (len(others) < len(gains[:2])), max(others, default=0.0)
+
+    def measured_gains(self) -> dict[str, list[tuple[float, Site]]]:
+        """By operation, the error of every forward output over that of its inputs, largest first."""
+        gains: dict[str, list[tuple[float, Site]]] = {}
+        for site, item in self.items.items():
+            op = item.pair.reference.op
+            if site.phase != "fwd" or op is None or not (error := _raw_error(item)):
+                continue
+            inputs = [_raw_error(self.items[other]) for other in self.graph.producers(site) if other in self.items]
+            if inputs and max(inputs) > 0:
+                gains.setdefault(op, []).append((error / max(inputs), site))
+        return {op: sorted(found, key=lambda item: -item[0]) for op, found in gains.items()}
+
+    def length(self, pair: Pair, kind: str, producers: Sequence[Site]) -> int:
+        """The number of terms summed for one element of this site, from the shapes of what it was computed from."""
+        shape = pair.reference.shape or ()
+        shapes = {site: self.items[site].pair.reference.shape or () for site in producers}
+        flowing = [shape for site, shape in shapes.items() if site.phase != "weight"]
+        weights = [shape for site, shape in shapes.items() if site.phase == "weight"]
+        if pair.site.phase == "grad_scaled":
+            return 1
+        if pair.site.phase == "grad":
+            return max([1, *(math.prod(s) * max(1, self.batch_factor(site)) for site, s in shapes.items())])
+        if pair.site.phase in _BACKWARD or pair.site.phase == "loss":
+            return max(
+                [1, math.prod(shape) if pair.site.phase == "loss" else per_sample(shape), *map(per_sample, flowing)]
+            )
+        return forward_length(kind, shape, flowing, weights)
+
+    def batch_factor(self, site: Site) -> int:
+        """A parameter's gradient sums over the whole batch, of which a per-sample site is one part."""
+        return self.graph.batch if site.sample is not None else 1
+
+    def error_of(self, item: Measured, producers: Sequence[Site]) -> float:
+        """The relative error, on the scale of the site's terms where the site itself nearly cancels to zero."""
+        measurement = item.measurement
+        assert measurement is not None
+        if measurement.bit_equal:
+            return 0.0
+        error = math.inf if measurement.rel_l2 is None else measurement.rel_l2
+        if measurement.rms == 0:
+            return 0.0
+        natural = max((self.natural_norm(item, site) for site in producers), default=0.0)
+        if natural > measurement.norm_reference and measurement.rms is not None:
+            return measurement.rms * math.sqrt(measurement.compared) / natural
+        return error
+
+    def natural_norm(self, item: Measured, site: Site) -> float:
+        """The norm that a sum of this many terms of random sign would have: the scale of its rounding errors."""
+        other = self.items[site].measurement
+        if other is None or item.measurement is None or not other.compared:
+            return 0.0
+        phase = item.pair.site.phase
+        if phase == "grad" and site.phase == "agrad" and len(item.pair.reference.shape or ()) <= 1:
+            return other.norm_reference  # a bias sums its output's gradients over all positions
+        if phase == "fwd" and item.measurement.norm_reference == 0:
+            return other.norm_reference * math.sqrt(item.measurement.compared / other.compared)
+        return 0.0
+
+
+def _raw_error(item: Measured) -> float:
+    found = item.measurement
+    return 0.0 if found is None or found.rel_l2 is None or not math.isfinite(found.rel_l2) else found.rel_l2
