@@ -15,6 +15,7 @@ HEAVY = ("torch", "jax", "onnx", "yaml", "rich", "click", "safetensors", "ml_dty
 
 # Who may import whom: a module may use what stands in its own row or in rows below it.
 LAYERS = [
+    {"__main__"},
     {"cli", "testing"},
     {"selftest"},
     {"comparison"},
@@ -26,6 +27,7 @@ LAYERS = [
     {"formats"},
     {"store", "aprt"},
     {"traces", "stages", "atomic"},
+    {"scratch", "arrays"},
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},

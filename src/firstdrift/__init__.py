@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import FirstdriftError as FirstdriftError
     from .errors import FormatError as FormatError
     from .errors import NotATraceError as NotATraceError
+    from .errors import NotFoundError as NotFoundError
     from .errors import SelectionError as SelectionError
     from .errors import SiteError as SiteError
     from .errors import StageError as StageError
@@ -44,6 +45,7 @@ _HOME = {
     "FirstdriftError": "errors",
     "FormatError": "errors",
     "NotATraceError": "errors",
+    "NotFoundError": "errors",
     "Record": "records",
     "Result": "compare.result",
     "SavePlan": "stages",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .atomic import replacing
 from .dtypes import ML_NAMES, dtype_name
 from .errors import FormatError, SiteError, storage
-from .sites import check_name
+from .sites import check_name, whole
 from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan, parse_stage
 
 MAGIC = b"APRT"
@@ -66,6 +66,7 @@ def output_path(directory: str | os.PathLike[str], layer: int, stage: str) -> Pa
     check_name(stage, "stage")
     if not stage or stage != Path(stage).name or "\\" in stage or "\0" in stage:
         raise SiteError(f"stage {stage!r} is not a plain file name; give one without slashes")
+    layer = whole(layer)
     if type(layer) is not int or not (0 <= layer <= MAX_LAYER or layer == WHOLE_MODEL_LAYER):
         raise SiteError(f"layer {layer!r} is not a whole number from 0 to {MAX_LAYER}; give one")
     root = Path(directory)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_numbers = itertools.count()  # threads may write the same file at once; the last one stays
+
 
 @contextmanager
 def replacing_path(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the place of `path` when the block ends well."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    path = (
+        Path(os.path.realpath(path)) if path.is_symlink() else path
+    )  # what a link points to is replaced, not the link
+    partial = path.with_name(f".{path.name[:100]}.{os.getpid()}.{next(_numbers)}.partial")
     try:
         yield partial
         partial.replace(path)

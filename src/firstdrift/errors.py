@@ -10,12 +10,14 @@
     ├── TraceExistsError  (FileExistsError)  something is there already and overwriting was not asked for
     ├── TraceInUseError   (OSError)          another writer holds the trace
     └── StorageError      (OSError)          the disk, the permissions or the file system said no
+        └── NotFoundError (FileNotFoundError)  there is nothing at this path
 
 A message is one sentence: the place, both values, the next step.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -61,6 +63,10 @@ class StorageError(FirstdriftError, OSError):
     """The disk, the permissions or the file system said no."""
 
 
+class NotFoundError(StorageError, FileNotFoundError):
+    """There is nothing at this path."""
+
+
 @contextmanager
 def storage(path: str | PathLike[str], action: str, next_step: str) -> Iterator[None]:
     """Turn the operating system's refusal about `path` into one sentence of ours."""
@@ -70,4 +76,11 @@ def storage(path: str | PathLike[str], action: str, next_step: str) -> Iterator[
         raise
     except OSError as error:
         where = error.filename or path
-        raise StorageError(f"{where}: cannot {action} ({error.strerror or error}); {next_step}") from error
+        kind = NotFoundError if isinstance(error, FileNotFoundError) else StorageError
+        told = kind(f"{where}: cannot {action} ({error.strerror or error}); {next_step}")
+        told.errno = error.errno
+        raise told from error
+    except ValueError as error:
+        if "null" not in str(error):
+            raise
+        raise StorageError(f"{os.fspath(path)!r}: cannot {action} (a path has no NUL byte); {next_step}") from error

@@ -14,6 +14,7 @@ from .sites import MAX_INDEX, PARAMETER_PHASES, PHASE_RANK, Site, check_index, c
 from .strict_json import Json, encode, plain, with_floats
 
 MAX_DIMS = 64  # numpy's own limit
+MAX_DETAILS = 8 << 20  # of a line, which readers take up to twice as long
 SITE_KEYS = ("step", "phase", "name", "port", "call", "sample")
 CORE_KEYS = (*SITE_KEYS, "dtype", "shape", "at")
 At = tuple[int, int, int]  # file number, offset, bytes
@@ -184,6 +185,8 @@ def encode_details(details: Mapping[str, Json], site: Site) -> str:
     if not named:
         return ""
     if "from" in named:
+        if isinstance(named["from"], str | Site):
+            raise SiteError(f"{site}: producers {named['from']!r} is one; give a list of them")
         named["from"] = [encode_producer(item, site) for item in named["from"]]
     taken = (_CORE | {"end"}) & named.keys()
     if taken:
@@ -191,7 +194,9 @@ def encode_details(details: Mapping[str, Json], site: Site) -> str:
     try:
         text = encode(named)
     except FormatError as error:
-        raise FormatError(f"{site}: {error}") from None
+        raise SiteError(f"{site}: {error}") from None
+    if len(text) > MAX_DETAILS:
+        raise SiteError(f"{site}: its details take {len(text)} bytes, more than {MAX_DETAILS}; leave out what is large")
     _check_details(plain(named), site)
     return "," + text[1:-1]
 
@@ -251,9 +256,11 @@ def line_details(line: dict[str, Json], site: Site) -> Mapping[str, Json]:
         return NOTHING
     keys = tuple(line)
     if keys[: len(CORE_KEYS)] == CORE_KEYS:  # as writers of ours put them
-        details = {key: line[key] for key in keys[len(CORE_KEYS) :]}
+        details = {key: line[key] for key in keys[len(CORE_KEYS) :] if line[key] is not None or key not in _CHECKS}
     else:
-        details = {key: item for key, item in line.items() if key not in _CORE}
+        details = {
+            key: item for key, item in line.items() if key not in _CORE and (item is not None or key not in _CHECKS)
+        }
     _check_details(details, site)
     return details
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 from .errors import SiteError
 
@@ -62,6 +63,21 @@ def check_name(name: object, what: str = "name") -> str:
         except UnicodeEncodeError:
             raise SiteError(f"{what} {name!r} has a lone surrogate, which is not Unicode text; rename it") from None
     return name
+
+
+def whole(value: Any) -> Any:
+    """A whole number of any type as Python's own; anything else as it is, to be refused by name."""
+    if type(value) is int or value is None or isinstance(value, bool):
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        return value
+
+
+def plain_text(value: Any) -> Any:
+    """Text of any string type as Python's own."""
+    return str(value) if isinstance(value, str) and type(value) is not str else value
 
 
 def check_index(value: object, what: str) -> int:

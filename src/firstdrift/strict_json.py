@@ -42,8 +42,12 @@ def encode(value: Json) -> str:
     """One line of strict JSON, ASCII only."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
+        pass
+    try:
         return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"it cannot be written as JSON ({error})") from None
 
 
 def plain(value: Json) -> Json:

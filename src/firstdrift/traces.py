@@ -26,6 +26,12 @@ Array = NDArray[np.generic]
 MAPS_KEPT = 64  # a mapping holds a file descriptor; a directory of npy files has thousands
 
 
+def doubts(trace: Trace) -> dict[str, Json]:
+    """What a copy of a trace must not forget: header keys for what is missing and for what was only inferred."""
+    said = {"problems": list(trace.problems), "notes": list(trace.notes)}
+    return {key: sentences for key, sentences in said.items() if sentences}
+
+
 class Trace:
     """A recorded run: `records` in causal order (`lines` as written), `array(record)` for the numbers.
 
@@ -49,11 +55,12 @@ class Trace:
         self.path = path
         self.format = format
         self.header: Mapping[str, Json] = header or {}
-        self.problems = tuple(problems)
-        self.notes = tuple(notes)
+        self.problems = (*_sentences(self.header.get("problems")), *problems)
+        self.notes = (*_sentences(self.header.get("notes")), *notes)
         self.lines = lines
         self.records: list[Record] = causal_order(lines)
         self._files = files
+        self._cwd = Path.cwd()  # a relative path means what it meant when the trace was opened
         self._special = special or {}
         self._map = lru_cache(maxsize=MAPS_KEPT)(self._map_file)
         self._by_site: dict[Site, Record] | None = None
@@ -138,7 +145,8 @@ class Trace:
     def _with(self, lines: Sequence[Record], problems: Sequence[str]) -> Trace:
         return Trace(
             self.path, self.format, lines, self._files,
-            header=self.header, problems=problems, notes=self.notes, special=self._special,
+            header={key: item for key, item in self.header.items() if key not in ("problems", "notes")},
+            problems=problems, notes=self.notes, special=self._special,
         )  # fmt: skip
 
     def _sites(self) -> dict[Site, Record]:
@@ -147,9 +155,14 @@ class Trace:
         return self._by_site
 
     def _map_file(self, number: int) -> mmap.mmap:
-        path = self._files(number)
+        path = self._cwd / self._files(number)
         with storage(path, "read it", "check that it still exists and that you may read it"), open(path, "rb") as file:
             try:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError:  # an empty file cannot be mapped
                 raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
+
+
+def _sentences(said: Json) -> list[str]:
+    """Sentences from a header; anything else there is somebody else's."""
+    return [text for text in said if isinstance(text, str)] if isinstance(said, list) else []

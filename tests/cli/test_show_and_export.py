@@ -145,7 +145,9 @@ def test_an_existing_target_is_kept_unless_forced(trace):
     assert Path("out.npz").read_text() == "mine"
     run("export", trace, "out.npz", "--force")
     assert len(fd.open_trace("out.npz")) == 6
-    assert "is the trace itself" in run("export", trace, "run", "--format", "trace", "--force", code=2).output
+    assert (
+        "is, or holds, the trace itself" in run("export", trace, "run", "--format", "trace", "--force", code=2).output
+    )
 
 
 def test_a_format_that_cannot_be_guessed_is_asked_for(trace):
@@ -202,3 +204,40 @@ def test_the_demo_names_the_planted_tensor(trace):
         "there is no bug 'gremlins'; choose one of: nothing, other input"
         in run("demo", "--bug", "gremlins", code=2).output
     )
+
+
+def test_an_export_never_removes_its_own_source(trace):
+    for step in range(2):
+        Path(f"dump/step{step:03d}").mkdir(parents=True)
+        np.save(f"dump/step{step:03d}/fc.fwd.s000.npy", np.ones(3, np.float32))
+    run("export", "dump/step000", "dump", "--format", "npy", "--force", code=2)
+    assert len(fd.open_trace("dump")) == 2
+
+
+def test_doubts_travel_with_an_export(trace):
+    Path("dump").mkdir()
+    np.save("dump/fc1.fwd.s000.npy", np.ones(3, np.float32))
+    for target in ("copy", "copy.npz"):
+        assert "inferred" in run("export", "dump", target, "--format", "trace" if target == "copy" else "npz").output
+        assert any("inferred" in note for note in fd.open_trace(target).notes)
+    text = (trace / "index.jsonl").read_text()
+    (trace / "index.jsonl").write_text(text.replace('{"end":6}\n', ""))
+    run("export", trace, "unfinished", "--format", "trace", code=2)
+    assert not fd.open_trace("unfinished").complete
+
+
+def test_damage_is_not_certified_by_an_export(trace):
+    with fd.Writer("checked", checksum=True) as writer:
+        writer.put("x", "fwd", np.ones(3))
+    data = bytearray(Path("checked/data-00000.bin").read_bytes())
+    Path("checked/data-00000.bin").write_bytes(bytes([data[0] ^ 1]) + bytes(data[1:]))
+    run("export", "checked", "copied", "--format", "trace", code=2)
+    assert not fd.open_trace("copied").complete
+
+
+def test_hostile_text_does_not_reach_the_terminal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with fd.Writer("run", model="\x1b[31mred\nline") as writer:
+        writer.put("a\x1b[2J", "fwd", np.ones(2), note="\x1b]0;title\ud800")
+        writer.put_absent("b", "grad", "\x1b[1m")
+    assert "\x1b" not in run("show", "run").output + run("show", "run", "*").output

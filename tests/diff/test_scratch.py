@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.compare import scratch
+from firstdrift import scratch
 from firstdrift.compare.pairs import Transform
 
 

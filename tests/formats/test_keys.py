@@ -28,11 +28,13 @@ from firstdrift.testing.strategies import sites
         ("fc.fwd.s012", "fwd", Site(0, "fwd", "fc", "out", 0, 12)),
         ("fc.fwd.in.0.c2.s1000", "fwd", Site(0, "fwd", "fc", "in.0", 2, 1000)),
         ("loss.lossgrad.s000", "fwd", Site(0, "lossgrad", "loss", "out", 0, 0)),
-        ("loss", "weight", Site(0, "loss", "loss", "out")),
+        ("loss", "fwd", Site(0, "loss", "loss", "out")),
+        ("loss.weight", "weight", Site(0, "weight", "loss", "weight")),
+        ("rnn.grad.bias", "weight", Site(0, "weight", "rnn.grad", "bias")),
         ("input", "fwd", Site(0, "input", "input", "out")),
         ("input.x.s001", "fwd", Site(0, "input", "input", "x", 0, 1)),
         (".fwd", "fwd", Site(0, "fwd", "", "out")),
-        ("fc.optim.weight.exp_avg", "weight", Site(0, "optim", "fc", "weight.exp_avg")),
+        ("fc.optim.weight.exp_avg", "fwd", Site(0, "optim", "fc", "weight.exp_avg")),
     ],
 )
 def test_a_key_of_unknown_origin_means_a_site(key, otherwise, site):
@@ -56,7 +58,7 @@ def test_the_key_of_an_ordinary_site_means_that_site(name, phase, step, data):
         name = phase
     port = data.draw(st.sampled_from(("out", "weight", "bias", "in.0", "out.1")))
     site = Site(step, phase, name, port, data.draw(st.integers(0, 2)), data.draw(st.none() | st.integers(0, 2000)))
-    assert site_of(key_of(site), otherwise="weight") == site
+    assert site_of(key_of(site), otherwise="fwd") == site
 
 
 @given(st.lists(sites(), unique=True, max_size=12))

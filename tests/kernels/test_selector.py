@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from firstdrift import _kernels
-from firstdrift._kernels import definition, layout
+from firstdrift._kernels import definition, layout, threads
 
 from . import pairs as p
 
@@ -56,23 +56,30 @@ def test_the_native_kernel_serves_the_common_formats_and_only_them(monkeypatch: 
         _kernels.measure(np.ones(3, np.int32), np.ones(3, np.int32))
 
 
-def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = _kernels.native.part  # type: ignore[union-attr]
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    together = threading.Barrier(2, timeout=30)
 
-    class Broken:
-        def __getattr__(self, name: str) -> object:
-            return getattr(native, name)
+    def work(piece: int) -> None:
+        together.wait()  # so that both threads take part
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError(f"no memory for {piece}")
 
-        def part(self, *args: object) -> object:
-            if threading.current_thread() is not threading.main_thread():
-                raise MemoryError("out of it")
-            return part(*args)
+    with pytest.raises(MemoryError, match="no memory for"):
+        threads.share(work, 2, 2)
 
-    native = _kernels.native
-    monkeypatch.setattr(_kernels, "native", Broken())
-    big = np.zeros((300, 8192), np.float32)
-    with pytest.raises(MemoryError, match="out of it"):
-        _kernels.measure(big, big, threads=2)
+
+def test_every_piece_is_done_once_also_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for count in (0, 1, 7):
+        done: list[int] = []
+        threads.share(done.append, count, 3)
+        assert sorted(done) == list(range(count))
+    monkeypatch.setattr(threads, "start_new_thread", refuse)
+    done = []
+    threads.share(done.append, 3, 2)
+    assert done == [0, 1, 2]
 
 
 def test_bands_cover_every_element_once_and_are_few() -> None:

@@ -415,3 +415,96 @@ def cut(real, file, data):
         return real(file, data)
     file.write(data[:20])
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_relative_path_means_what_it_meant_at_the_start(tmp_path, monkeypatch):
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    writer = fd.Writer("run")
+    monkeypatch.chdir(tmp_path / "other")
+    writer.put("x", "fwd", ONE)
+    writer.close()
+    assert fd.open_trace(tmp_path / "run").complete
+    with fd.Writer("run") as other:
+        other.put("x", "fwd", ONE * 100)
+    monkeypatch.chdir(tmp_path)
+    trace = fd.open_trace("run")
+    monkeypatch.chdir(tmp_path / "other")
+    assert trace.array(trace.records[0]).tolist() == [1, 1, 1]
+
+
+def test_another_ranks_trace_is_not_taken_away_without_asking(tmp_path):
+    with fd.Writer(tmp_path / "t", rank=1, ranks=2) as writer:
+        writer.put("x", "fwd", ONE)
+        with pytest.raises(fd.TraceInUseError):
+            fd.Writer(tmp_path / "t", overwrite=True)
+    with pytest.raises(fd.TraceExistsError):
+        fd.Writer(tmp_path / "t")
+    assert len(fd.open_trace(tmp_path / "t" / "rank-0001")) == 1
+
+
+def test_a_put_under_way_is_waited_for_by_close(tmp_path, monkeypatch):
+    copying, go_on = threading.Event(), threading.Event()
+    real = fd.Writer._claim
+
+    def slow(self, site):
+        real(self, site)
+        copying.set()
+        go_on.wait()
+
+    monkeypatch.setattr(fd.Writer, "_claim", slow)
+    writer = fd.Writer(tmp_path / "t", background=True)
+    putting = threading.Thread(target=writer.put, args=("x", "fwd", ONE))
+    putting.start()
+    copying.wait()
+    closing = threading.Thread(target=writer.close)
+    go_on.set()
+    closing.start()
+    putting.join()
+    closing.join()
+    assert len(fd.open_trace(tmp_path / "t")) == 1
+
+
+@pytest.mark.parametrize(
+    "details",
+    [{"absent": "no"}, {"crc32": 5}, {"producers": "conv1"}, {"note": "x" * (9 << 20)}, {"extra": 10**5000}],
+    ids=["absent", "crc32", "producers", "too long", "too large"],
+)
+def test_a_writer_refuses_what_its_reader_would(tmp_path, details):
+    with fd.Writer(tmp_path / "t") as writer:
+        with pytest.raises(fd.FirstdriftError):
+            writer.put("x", "fwd", ONE, **details)
+        writer.put("y", "fwd", ONE)
+    assert len(fd.open_trace(tmp_path / "t")) == 1
+
+
+def test_numbers_and_text_of_numpy_are_numbers_and_text(tmp_path):
+    with fd.Writer(tmp_path / "t") as writer:
+        writer.put(np.str_("x"), "fwd", ONE, step=np.int64(3), sample=np.uint8(2), call=np.int32(1))
+        writer.put("far", "fwd", ONE, step=0)
+        writer.put("far", "fwd", ONE, step=2**61 - 1)  # hashes like 0
+    assert fd.Site(3, "fwd", "x", "out", 1, 2) in fd.open_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "int64", "bool", "complex64"]
+)
+def test_torch_tensors_are_recorded_by_their_bits(tmp_path, name):
+    import torch
+
+    tensor = torch.arange(6).to(getattr(torch, name)).reshape(2, 3)
+    wanted = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    if tensor.is_floating_point():
+        tensor = tensor.requires_grad_(name.startswith("float32"))
+    with fd.Writer(tmp_path / "t") as writer:
+        writer.put("x", "fwd", tensor)
+        writer.put("one", "fwd", tensor[0, 0])
+    trace = fd.open_trace(tmp_path / "t")
+    assert trace.array(trace.records[0]).tobytes() == wanted
+
+
+def test_a_missing_path_is_a_file_not_found_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        fd.open_trace(tmp_path / "nope")
+    with pytest.raises(fd.StorageError, match="no NUL byte"):
+        fd.open_trace("a\0b")

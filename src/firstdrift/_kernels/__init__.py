@@ -90,5 +90,5 @@ def _in_threads(native: ModuleType, pair: tuple[Array, Array, int, int, int, boo
     shape = pair[3:]
     bands, size = native.partials_size(*shape)
     partials = np.empty(size, np.uint8)
-    share(lambda first, stop: native.part(*pair, partials, first, stop), bands, threads)
+    share(lambda band: native.part(*pair, partials, band, band + 1), bands, threads)
     return Sums._make(native.merge(partials, *shape))

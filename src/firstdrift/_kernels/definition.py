@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import floats, layout
-from .lanes import in_order, run_sums, spread
+from .lanes import LANES, in_order, lane_sums, run_shape, run_sums, spread
 from .layout import Array
 from .passes import sums_of_pair
 from .results import Measurement, Number, Stats, Sums, detail_of, measurement_of, stats_of
@@ -122,12 +122,13 @@ def _stats(array: Array, scale: float) -> tuple[Stats, float]:
 
 def _shifted_sums(values: Array, origin: float, scale: float) -> Array:
     """Sums of x - origin, of its square and of x squared, what is not finite left out."""
-    lanes = spread(values[None, :], scale)
-    shifted = lanes - origin
-    padding = lanes.size - values.size
-    if padding:
-        shifted[-padding:, :, -1] = 0.0
-    absent = ~np.isfinite(lanes)
-    shifted[absent] = lanes[absent] = 0.0
-    terms = np.stack([run_sums(shifted), run_sums(shifted * shifted), run_sums(lanes * lanes)])
-    return in_order(np.zeros(3), terms[:, 0])
+    height, runs = run_shape(values.size)
+    lanes, present, shifted = np.empty((3, height // LANES, runs * LANES))
+    spread(values[None, :], scale, lanes)
+    spread(np.isfinite(values)[None, :], 1.0, present)  # padding is not present either
+    np.subtract(lanes, origin, out=shifted)
+    lanes[present == 0] = shifted[present == 0] = 0.0
+    sums = np.empty((3, runs * LANES))
+    for terms, out in zip((shifted, shifted * shifted, lanes * lanes), sums, strict=True):
+        lane_sums(terms, out)
+    return in_order(np.zeros(3), run_sums(sums))

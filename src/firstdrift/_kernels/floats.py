@@ -57,21 +57,32 @@ def narrowed(values: Array, dtype: DType) -> Array:
         return np.clip(values.astype(np.float64), -largest, largest).astype(dtype)
 
 
-def ordered(values: Array) -> Array:
-    """Integers in the order of the floats, consecutive for neighbouring floats; both zeros are 0."""
-    bits: Array = values.view(f"i{values.itemsize}")
-    sign = bits >> (8 * bits.itemsize - 1)
-    magnitude: Array = bits & ((1 << (8 * bits.itemsize - 1)) - 1)
-    magnitude ^= sign  # minus the magnitude where the sign is -1, without a branch on it
-    magnitude -= sign
-    return magnitude
-
-
 def distance(low: Array, high: Array) -> Array:
     """The exact distance between integers of one dtype, unsigned."""
     unsigned = f"u{low.itemsize}"
     gap: Array = high.view(unsigned) - low.view(unsigned)
     return gap
+
+
+def ulp_distances(a: Array, b: Array) -> tuple[Array, int]:
+    """How many representable numbers lie between the values, and how many pairs have opposite signs.
+
+    Of one sign the bits count the numbers from zero; pairs that lie across zero are few and counted apart.
+    Both zeros are the same number.
+    """
+    signed, unsigned = f"i{a.itemsize}", f"u{a.itemsize}"
+    x, y = a.view(signed), b.view(signed)
+    gaps = x - y
+    opposite = x ^ y  # negative where the signs differ
+    np.abs(gaps, out=gaps)
+    if not gaps.size or opposite.min() >= 0:
+        return gaps.view(unsigned), 0
+    across = np.nonzero(opposite < 0)
+    u, v = x[across].view(unsigned), y[across].view(unsigned)
+    largest = np.array((1 << (8 * a.itemsize - 1)) - 1, unsigned)
+    u, v = u & largest, v & largest
+    gaps.view(unsigned)[across] = u + v
+    return gaps.view(unsigned), int(np.count_nonzero((u != 0) & (v != 0)))
 
 
 def integer_distance(a: Array, b: Array) -> Array:
@@ -90,6 +101,9 @@ def integer_distance(a: Array, b: Array) -> Array:
 
 def histogram(distances: Array) -> Array:
     """Counts per bucket: the value itself below 8, else its octave and three bits after the leading one."""
+    if distances.size and distances.max() < 16:  # the buckets of the first octave beyond 8 hold one value each
+        small: Array = np.bincount(distances.reshape(-1).astype(np.int64), minlength=BUCKETS)
+        return small
     exact = distances
     if distances.itemsize == 8:  # without the bit four below the leading one no rounding can carry that far
         exact = distances & ~(distances >> np.uint64(4))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ BAND_SIZE = 1 << 20  # elements a band has at least
 MAX_COLUMNS = 1 << 16  # wider matrices have no column sums
 SAMPLED_SIZE = 1 << 20  # tensors from this size on are sampled for the ULP histogram
 SAMPLE_STEP = 8
-PIECE_SIZE = 1 << 16  # elements of a piece at most: bounds the memory of a pass
+PIECE_SIZE = 3 << 15  # elements of a piece at most: bounds the memory of a pass
 CHUNK = 1 << 16  # elements of one tensor summed together for its statistics
 
 
@@ -130,6 +131,12 @@ def row_groups(row: int, stop_row: int, width: int) -> Iterator[tuple[int, int]]
     step = max(1, PIECE_SIZE // width)
     for start in range(row, stop_row, step):
         yield start, min(start + step, stop_row)
+
+
+@lru_cache(maxsize=64)
+def sampled_runs(start: int, rows: int, runs: int) -> Array:
+    """Which runs (row * run) of a piece are sampled: each eighth, another one in each row."""
+    return np.flatnonzero((start + np.arange(rows)[:, None] + np.arange(runs)) % SAMPLE_STEP == 0)
 
 
 def in_memory_order(array: Array) -> Array:

@@ -8,6 +8,7 @@
 
 #define RUN 64
 #define PANEL 64
+#define TOGETHER 2           /* runs worked on at a time */
 #define STRIP 65536          /* columns worked on at a time, so that what accumulates stays in cache */
 #define MAX_COLUMNS 65536    /* wider matrices have no column sums */
 #define MAX_BANDS 16
@@ -18,7 +19,7 @@
 #define BUCKETS 496
 #define COPIES 8             /* of the histogram: neighbours in one bucket would wait for each other's store */
 
-#define AHEAD 1024           /* bytes from what is worked on to what is fetched into cache */
+#define AHEAD 2048           /* bytes from what is worked on to what is fetched into cache */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -81,9 +82,9 @@ INLINE Span band_span(int64_t rows, int64_t columns, int64_t band)
 }
 
 /* A run's work hides only part of a cache miss, and what the hardware fetches by itself depends on the row pitch. */
-INLINE void prefetch_run(const byte *p, int64_t size)
+INLINE void prefetch_runs(const byte *p, int64_t size)
 {
-    for (int64_t line = 0; line < RUN * size; line += 64)
+    for (int64_t line = 0; line < TOGETHER * RUN * size; line += 64)
         __builtin_prefetch((const void *)((uintptr_t)p + AHEAD + (uintptr_t)line));
 }
 

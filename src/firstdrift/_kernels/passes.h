@@ -102,7 +102,8 @@ TEMPLATE void PASS(count)(Band *band, const uint32_t *buckets, int64_t n)
         for (int copy = 0; copy < COPIES; copy++) band->histogram[copy][buckets[i + copy]]++;
 }
 
-/* Integer work on n elements of one width; plain loops that the compiler turns into vectors. */
+/* Integer work on n elements of one width; plain loops that the compiler turns into vectors. Distances are taken as if
+ * all signs agreed, as they nearly always do, and again where they do not. */
 #define INTEGER_PASSES(WIDTH, UNALIGNED)                                                                          \
     TEMPLATE int64_t PASS(differing##WIDTH)(const byte *r, const byte *c, int64_t n)                              \
     {                                                                                                             \
@@ -111,32 +112,49 @@ TEMPLATE void PASS(count)(Band *band, const uint32_t *buckets, int64_t n)
         for (int64_t i = 0; i < n; i++) count += a[i] != b[i];                                                    \
         return count;                                                                                             \
     }                                                                                                             \
-    TEMPLATE void PASS(ulps##WIDTH)(Band *band, const byte *r, const byte *c, int64_t n, int64_t absent,          \
-                                    int count)                                                                    \
+    TEMPLATE uint##WIDTH##_t PASS(gap##WIDTH)(int##WIDTH##_t u, int##WIDTH##_t v)                                 \
     {                                                                                                             \
-        const UNALIGNED *a = (const UNALIGNED *)r, *b = (const UNALIGNED *)c;                                     \
-        uint##WIDTH##_t distance[RUN], largest = 0, flips = 0;                                                    \
-        uint32_t buckets[RUN];                                                                                    \
+        int##WIDTH##_t high = u > v ? u : v, low = u > v ? v : u;                                                 \
+        return (uint##WIDTH##_t)((uint##WIDTH##_t)high - (uint##WIDTH##_t)low);                                   \
+    }                                                                                                             \
+    TEMPLATE uint##WIDTH##_t PASS(across_zero##WIDTH)(Band *band, const UNALIGNED *a, const UNALIGNED *b, int64_t n,\
+                                                      uint##WIDTH##_t *distance)                                  \
+    {                                                                                                             \
+        uint##WIDTH##_t largest = 0, flips = 0;                                                                   \
         for (int64_t i = 0; i < n; i++) {                                                                         \
             int##WIDTH##_t x = (int##WIDTH##_t)a[i], y = (int##WIDTH##_t)b[i];                                    \
             int##WIDTH##_t u = x & INT##WIDTH##_MAX, v = y & INT##WIDTH##_MAX;                                    \
             u = x < 0 ? -u : u;                                                                                   \
             v = y < 0 ? -v : v;                                                                                   \
-            int##WIDTH##_t high = u > v ? u : v, low = u > v ? v : u;                                             \
-            uint##WIDTH##_t gap = (uint##WIDTH##_t)((uint##WIDTH##_t)high - (uint##WIDTH##_t)low);                \
-            distance[i] = gap;                                                                                    \
-            largest = gap > largest ? gap : largest;                                                              \
-            flips += (low < 0) & (high > 0);                                                                      \
+            distance[i] = PASS(gap##WIDTH)(u, v);                                                                 \
+            largest = distance[i] > largest ? distance[i] : largest;                                              \
+            flips += ((u < 0) & (v > 0)) | ((v < 0) & (u > 0));                                                   \
         }                                                                                                         \
         band->flips += flips;                                                                                     \
+        return largest;                                                                                           \
+    }                                                                                                             \
+    TEMPLATE void PASS(ulps##WIDTH)(Band *band, const byte *r, const byte *c, int64_t n, const int count,         \
+                                    const int *counted)                                                           \
+    {                                                                                                             \
+        const UNALIGNED *a = (const UNALIGNED *)r, *b = (const UNALIGNED *)c;                                     \
+        uint##WIDTH##_t distance[TOGETHER * RUN], largest = 0, opposite = 0;                                      \
+        uint32_t buckets[RUN];                                                                                    \
+        for (int64_t i = 0; i < n * count; i++) {                                                                 \
+            distance[i] = PASS(gap##WIDTH)((int##WIDTH##_t)a[i], (int##WIDTH##_t)b[i]);                           \
+            largest = (int##WIDTH##_t)distance[i] > (int##WIDTH##_t)largest ? distance[i] : largest;              \
+            opposite |= a[i] ^ b[i];                                                                              \
+        }                                                                                                         \
+        if (opposite >> (WIDTH - 1)) largest = PASS(across_zero##WIDTH)(band, a, b, n * count, distance);         \
         if (largest > band->max_ulp) band->max_ulp = largest;                                                     \
-        if (!count) return;                                                                                       \
-        if (WIDTH < 64 && !((uint64_t)largest >> 31))                                                             \
-            for (int64_t i = 0; i < n; i++) buckets[i] = PASS(bucket31)((uint32_t)distance[i]);                   \
-        else                                                                                                      \
-            for (int64_t i = 0; i < n; i++) buckets[i] = PASS(bucket64)(distance[i]);                             \
-        PASS(count)(band, buckets, n);                                                                            \
-        band->histogram[0][0] -= (uint32_t)absent;                                                                \
+        for (int k = 0; k < count; k++) {                                                                         \
+            const uint##WIDTH##_t *run = distance + k * RUN;                                                      \
+            if (!counted[k]) continue;                                                                            \
+            if (WIDTH < 64 && !((uint64_t)largest >> 31))                                                         \
+                for (int64_t i = 0; i < n; i++) buckets[i] = PASS(bucket31)((uint32_t)run[i]);                    \
+            else                                                                                                  \
+                for (int64_t i = 0; i < n; i++) buckets[i] = PASS(bucket64)(run[i]);                              \
+            PASS(count)(band, buckets, n);                                                                        \
+        }                                                                                                         \
     }
 
 INTEGER_PASSES(16, u16)
@@ -150,48 +168,61 @@ TEMPLATE int64_t PASS(differing)(Kind kind, const byte *r, const byte *c, int64_
                          : PASS(differing16)(r, c, n);
 }
 
-TEMPLATE void PASS(ulps)(Kind kind, Band *band, const byte *r, const byte *c, int64_t n, int64_t absent, int count)
+/* ULP distances of `count` runs of n elements; the histogram takes those that are `counted`. */
+TEMPLATE void PASS(ulps)(Kind kind, Band *band, const byte *r, const byte *c, int64_t n, const int count,
+                         const int *counted)
 {
-    if (kind == F64) PASS(ulps64)(band, r, c, n, absent, count);
-    else if (kind == F32) PASS(ulps32)(band, r, c, n, absent, count);
-    else PASS(ulps16)(band, r, c, n, absent, count);
+    if (kind == F64) PASS(ulps64)(band, r, c, n, count, counted);
+    else if (kind == F32) PASS(ulps32)(band, r, c, n, count, counted);
+    else PASS(ulps16)(band, r, c, n, count, counted);
 }
 
-/* The five sums of a run, its largest difference and, for the columns, each difference squared. */
-typedef struct { double sums[SUMS], largest; double squares[RUN] __attribute__((aligned(32))); } PASS(Run);
+/* The five sums of a run and, for the columns, each difference squared. */
+typedef struct { double sums[SUMS]; double squares[RUN] __attribute__((aligned(32))); } PASS(Run);
 
-TEMPLATE void PASS(sum_run)(Kind kind, int full, const byte *r, const byte *c, int64_t n, PASS(Run) *run)
+/* Sums of up to TOGETHER runs that lie one after the other; the largest difference in them. Each sum is a chain of
+ * additions that wait for each other: only several runs at a time keep the processor busy. */
+TEMPLATE double PASS(sum_runs)(Kind kind, int full, const byte *r, const byte *c, int64_t n, const int count,
+                               PASS(Run) *runs)
 {
     const int64_t size = item_size(kind);
-    v4 rr = {0}, cc = {0}, dd = {0}, rc = {0}, difference = {0}, largest = {0};
-    for (int64_t i = 0; i < n; i += 4) {
-        v4 a = PASS(load4)(kind, r + i * size), b = PASS(load4)(kind, c + i * size), d = b - a, square = d * d;
-        rr = PASS(add_product)(kind, rr, a, a);
-        cc = PASS(add_product)(kind, cc, b, b);
-        rc = PASS(add_product)(kind, rc, a, b);
-        dd += square;
-        difference += d;
-        largest = PASS(max4)(PASS(abs4)(d), largest);
-        if (full) *(v4 *)(run->squares + i) = square;
+    v4 rr[TOGETHER] = {0}, cc[TOGETHER] = {0}, dd[TOGETHER] = {0}, rc[TOGETHER] = {0}, difference[TOGETHER] = {0};
+    v4 largest = {0};
+    for (int64_t i = 0; i < n; i += 4)
+        for (int k = 0; k < count; k++) {
+            const int64_t at = (k * RUN + i) * size;
+            v4 a = PASS(load4)(kind, r + at), b = PASS(load4)(kind, c + at), d = b - a, square = d * d;
+            rr[k] = PASS(add_product)(kind, rr[k], a, a);
+            cc[k] = PASS(add_product)(kind, cc[k], b, b);
+            rc[k] = PASS(add_product)(kind, rc[k], a, b);
+            dd[k] += square;
+            difference[k] += d;
+            largest = PASS(max4)(PASS(abs4)(d), largest);
+            if (full) *(v4 *)(runs[k].squares + i) = square;
+        }
+    for (int k = 0; k < count; k++) {
+        PASS(sum_four)(rr[k], cc[k], dd[k], rc[k], runs[k].sums);
+        runs[k].sums[DIFFERENCE] = PASS(sum4)(difference[k]);
     }
-    PASS(sum_four)(rr, cc, dd, rc, run->sums);
-    run->sums[DIFFERENCE] = PASS(sum4)(difference);
-    run->largest = PASS(largest4)(largest);
+    return PASS(largest4)(largest);
 }
 
-/* A run whose two sides are bit-equal: nothing differs, three sums are one. */
-TEMPLATE void PASS(sum_equal_run)(Kind kind, const byte *r, int64_t n, PASS(Run) *run)
+/* Runs whose two sides are bit-equal: nothing differs, three sums are one. */
+TEMPLATE void PASS(sum_equal_runs)(Kind kind, const byte *r, int64_t n, const int count, PASS(Run) *runs)
 {
-    v4 square = {0}, check = {0};
-    for (int64_t i = 0; i < n; i += 4) {
-        v4 a = PASS(load4)(kind, r + i * item_size(kind));
-        square = PASS(add_product)(kind, square, a, a);
-        check += a - a;
+    v4 square[TOGETHER] = {0}, check[TOGETHER] = {0};
+    for (int64_t i = 0; i < n; i += 4)
+        for (int k = 0; k < count; k++) {
+            v4 a = PASS(load4)(kind, r + (k * RUN + i) * item_size(kind));
+            square[k] = PASS(add_product)(kind, square[k], a, a);
+            check[k] += a - a;
+        }
+    for (int k = 0; k < count; k++) {
+        double *sums = runs[k].sums;
+        sums[SQUARE_R] = sums[SQUARE_C] = sums[DOT] = PASS(sum4)(square[k]);
+        sums[SQUARE_D] = 0;
+        sums[DIFFERENCE] = PASS(sum4)(check[k]);
     }
-    run->sums[SQUARE_R] = run->sums[SQUARE_C] = run->sums[DOT] = PASS(sum4)(square);
-    run->sums[SQUARE_D] = 0;
-    run->sums[DIFFERENCE] = PASS(sum4)(check);
-    run->largest = 0;
 }
 
 /* Count what is not finite in a run and copy it with those positions zero on both sides; how many they are. */
@@ -241,6 +272,7 @@ TEMPLATE void PASS(keep_largest)(Kind kind, Band *band, double largest, const by
 
 /* What accumulates over a panel: its rows, and the blocks and columns of the strip being worked on. */
 typedef struct {
+    int64_t row; /* its first */
     double rows[PANEL][SUMS];
     uint64_t row_excluded[PANEL];
     double blocks[STRIP / RUN];
@@ -250,40 +282,68 @@ typedef struct {
     int dirty;                 /* whether anything was added to the columns */
 } PASS(Panel);
 
-TEMPLATE void PASS(add_run)(Kind kind, int full, const Pair *pair, Band *band, PASS(Panel) *panel, int64_t row,
-                            int64_t i, int64_t column, int64_t block, const byte *r, const byte *c, int64_t width,
-                            const int64_t n)
+/* Some runs of a panel: their row, the column, block and flat index of the first; n elements in each, of which `width`
+ * are the tensor's and the rest padding. */
+typedef struct { int64_t row, column, block, index, width, n; } PASS(Place);
+
+/* Add runs whose sums are known to their row and, in full, to whatever else they belong to. */
+TEMPLATE void PASS(keep_runs)(Kind kind, int full, const Pair *pair, Band *band, PASS(Panel) *panel, PASS(Place) at,
+                              const int count, const PASS(Run) *runs, const byte *r, const byte *c, int64_t differing,
+                              int64_t excluded)
+{
+    int counted[TOGETHER];
+    for (int k = 0; k < count; k++)
+        for (int s = 0; s < SUMS; s++) panel->rows[at.row][s] += runs[k].sums[s];
+    if (!full) return;
+    panel->block_excluded[at.block] += excluded;
+    for (int k = 0; k < count; k++) {
+        panel->blocks[at.block + k] += runs[k].sums[SQUARE_D];
+        counted[k] = !pair->sampled || (panel->row + at.row + at.column / RUN + k) % SAMPLE_STEP == 0;
+        if (!counted[k]) continue;
+        /* What was left out and padding will be counted as equal; of equal runs the rest is. */
+        band->histogram[0][0] += (uint32_t)(differing ? at.width - at.n - excluded : at.width - excluded);
+    }
+    if (!differing) return;
+    for (int k = 0; panel->columns && k < count; k++) {
+        double *columns = panel->columns + at.column + k * RUN;
+        panel->dirty = 1;
+        for (int64_t i = 0; i < at.n; i++) columns[i] += runs[k].squares[i];
+    }
+    PASS(ulps)(kind, band, r, c, at.n, count, counted);
+}
+
+/* A run in which something may not be finite. */
+TEMPLATE void PASS(add_masked_run)(Kind kind, int full, const Pair *pair, Band *band, PASS(Panel) *panel,
+                                   PASS(Place) at, const byte *r, const byte *c)
 {
     byte copies[2][RUN * 8];
     PASS(Run) run;
-    const int64_t index = (row + i) * pair->columns + column;
-    const int64_t differing = PASS(differing)(kind, r, c, n);
-    int64_t excluded = 0;
-    if (differing) PASS(sum_run)(kind, full, r, c, n, &run);
-    else PASS(sum_equal_run)(kind, r, n, &run);
+    uint32_t *column_excluded = panel->column_excluded ? panel->column_excluded + at.column : NULL;
+    int64_t excluded = PASS(clean_run)(kind, band, &r, &c, at.n, at.index, column_excluded, copies);
+    double largest = PASS(sum_runs)(kind, full, r, c, at.n, 1, &run);
+    panel->row_excluded[at.row] += (uint64_t)excluded;
+    PASS(keep_largest)(kind, band, largest, r, c, at.width, at.index);
+    PASS(keep_runs)(kind, full, pair, band, panel, at, 1, &run, r, c, 1, excluded);
+}
+
+/* `count` runs that lie one after the other; several of them only if they are whole. */
+TEMPLATE void PASS(add_runs)(Kind kind, int full, const Pair *pair, Band *band, PASS(Panel) *panel, PASS(Place) at,
+                             const int count, const byte *r, const byte *c)
+{
+    const int64_t step = RUN * item_size(kind), differing = PASS(differing)(kind, r, c, at.n * count);
+    PASS(Run) runs[TOGETHER];
+    double largest = 0, check = 0;
+    if (differing) largest = PASS(sum_runs)(kind, full, r, c, at.n, count, runs);
+    else PASS(sum_equal_runs)(kind, r, at.n, count, runs);
     band->differing += (uint64_t)differing;
-    if (!isfinite(run.sums[DIFFERENCE])) {
-        uint32_t *column_excluded = panel->column_excluded ? panel->column_excluded + column : NULL;
-        excluded = PASS(clean_run)(kind, band, &r, &c, n, index, column_excluded, copies);
-        PASS(sum_run)(kind, full, r, c, n, &run);
-        panel->row_excluded[i] += (uint64_t)excluded;
-    }
-    for (int s = 0; s < SUMS; s++) panel->rows[i][s] += run.sums[s];
-    PASS(keep_largest)(kind, band, run.largest, r, c, width, index);
-    if (!full) return;
-    const int counted = !pair->sampled || (row + i + column / RUN) % SAMPLE_STEP == 0;
-    panel->blocks[block] += run.sums[SQUARE_D];
-    panel->block_excluded[block] += excluded;
-    if (!differing) {
-        if (counted) band->histogram[0][0] += (uint32_t)(width - excluded);
+    for (int k = 0; k < count; k++) check += runs[k].sums[DIFFERENCE] - runs[k].sums[DIFFERENCE];
+    if (check == 0) {
+        PASS(keep_largest)(kind, band, largest, r, c, at.width + (count - 1) * RUN, at.index);
+        PASS(keep_runs)(kind, full, pair, band, panel, at, count, runs, r, c, differing, 0);
         return;
     }
-    if (panel->columns) {
-        double *columns = panel->columns + column;
-        panel->dirty = 1;
-        for (int64_t k = 0; k < n; k++) columns[k] += run.squares[k];
-    }
-    PASS(ulps)(kind, band, r, c, n, n - width + excluded, counted);
+    for (int k = 0; k < count; k++, r += step, c += step, at.column += RUN, at.index += RUN, at.block++)
+        PASS(add_masked_run)(kind, full, pair, band, panel, at, r, c);
 }
 
 TEMPLATE void PASS(add_strip)(Kind kind, int full, const Pair *pair, Band *band, PASS(Panel) *panel, Span span)
@@ -295,18 +355,23 @@ TEMPLATE void PASS(add_strip)(Kind kind, int full, const Pair *pair, Band *band,
     for (int64_t i = 0; i < span.stop_row - span.row; i++) {
         const byte *r = pair->reference + ((span.row + i) * pair->columns + span.column) * size;
         const byte *c = pair->candidate + ((span.row + i) * pair->columns + span.column) * size;
-        int64_t column = span.column, block = 0;
-        for (; column + RUN <= span.stop_column; column += RUN, block++, r += RUN * size, c += RUN * size) {
-            prefetch_run(r, size);
-            prefetch_run(c, size);
-            PASS(add_run)(kind, full, pair, band, panel, span.row, i, column, block, r, c, RUN, RUN);
+        PASS(Place) at = {i, span.column, 0, (span.row + i) * pair->columns + span.column, RUN, RUN};
+        for (; at.column + TOGETHER * RUN <= span.stop_column; r += TOGETHER * RUN * size, c += TOGETHER * RUN * size) {
+            prefetch_runs(r, size);
+            prefetch_runs(c, size);
+            PASS(add_runs)(kind, full, pair, band, panel, at, TOGETHER, r, c);
+            at.column += TOGETHER * RUN, at.index += TOGETHER * RUN, at.block += TOGETHER;
         }
-        const int64_t width = span.stop_column - column;
-        if (!width) continue;
-        const int64_t padded = ceil_div(width, 8) * 8;
-        memcpy(tails[0], r, (size_t)(width * size));
-        memcpy(tails[1], c, (size_t)(width * size));
-        PASS(add_run)(kind, full, pair, band, panel, span.row, i, column, block, tails[0], tails[1], width, padded);
+        for (; at.column + RUN <= span.stop_column; r += RUN * size, c += RUN * size) {
+            PASS(add_runs)(kind, full, pair, band, panel, at, 1, r, c);
+            at.column += RUN, at.index += RUN, at.block++;
+        }
+        at.width = span.stop_column - at.column;
+        if (!at.width) continue;
+        at.n = ceil_div(at.width, 8) * 8;
+        memcpy(tails[0], r, (size_t)(at.width * size));
+        memcpy(tails[1], c, (size_t)(at.width * size));
+        PASS(add_runs)(kind, full, pair, band, panel, at, 1, tails[0], tails[1]);
     }
     if (!full) return;
     for (int64_t block = 0; block < blocks; block++) {
@@ -321,6 +386,7 @@ TEMPLATE void PASS(add_panel)(Kind kind, int full, const Pair *pair, Band *band,
 {
     const int64_t rows = span.stop_row - span.row;
     double sums[SUMS] = {0};
+    panel->row = span.row;
     memset(panel->rows, 0, sizeof panel->rows);
     memset(panel->row_excluded, 0, sizeof panel->row_excluded);
     for (int64_t column = span.column; column < span.stop_column; column += STRIP) {
@@ -406,41 +472,58 @@ TEMPLATE void PASS(stats_rest)(Kind kind, const byte *p, int64_t n, Totals *tota
     for (int s = 0; s < 3; s++) sums[s] += (lanes[s][0] + lanes[s][1]) + (lanes[s][2] + lanes[s][3]);
 }
 
-TEMPLATE void PASS(stats_chunk)(Kind kind, const byte *p, int64_t n, Totals *totals)
+/* `count` whole runs, as in sum_runs; whether all of it is finite, and only then added. */
+TEMPLATE int PASS(stats_runs)(Kind kind, const byte *p, const int count, double origin, v4 *low, v4 *high,
+                              double sums[3])
 {
-    double sums[3] = {0};
-    int64_t done = 0;
-    v4 zero = {0}, low = zero + totals->min, high = zero + totals->max;
-    for (; done + RUN <= n; done += RUN, p += RUN * item_size(kind)) {
-        const double origin = totals->origin;
-        v4 shift = zero, square_shift = zero, square = zero, run_low = low, run_high = high;
-        for (int64_t i = 0; i < RUN; i += 4) {
-            v4 x = PASS(load4)(kind, p + i * item_size(kind)), shifted = x - origin;
+    v4 shift[TOGETHER] = {0}, square_shift[TOGETHER] = {0}, square[TOGETHER] = {0}, run_low = *low, run_high = *high;
+    double check = 0;
+    for (int64_t i = 0; i < RUN; i += 4)
+        for (int k = 0; k < count; k++) {
+            v4 x = PASS(load4)(kind, p + (k * RUN + i) * item_size(kind)), shifted = x - origin;
             run_low = PASS(min4)(x, run_low);
             run_high = PASS(max4)(x, run_high);
-            shift += shifted;
-            square_shift += shifted * shifted;
-            square = PASS(add_product)(kind, square, x, x);
+            shift[k] += shifted;
+            square_shift[k] += shifted * shifted;
+            square[k] = PASS(add_product)(kind, square[k], x, x);
         }
-        double check = PASS(sum4)(shift);
-        if (totals->found && isfinite(check)) {
-            low = run_low;
-            high = run_high;
-            sums[0] += check;
-            sums[1] += PASS(sum4)(square_shift);
-            sums[2] += PASS(sum4)(square);
-            continue;
+    for (int k = 0; k < count; k++) check += PASS(sum4)(shift[k] - shift[k]);
+    if (check != 0) return 0;
+    *low = run_low;
+    *high = run_high;
+    for (int k = 0; k < count; k++) {
+        sums[0] += PASS(sum4)(shift[k]);
+        sums[1] += PASS(sum4)(square_shift[k]);
+        sums[2] += PASS(sum4)(square[k]);
+    }
+    return 1;
+}
+
+TEMPLATE void PASS(stats_chunk)(Kind kind, const byte *p, int64_t n, Totals *totals)
+{
+    const int64_t step = RUN * item_size(kind);
+    const byte *stop = p + n / RUN * step;
+    double sums[3] = {0};
+    v4 zero = {0}, low = zero + totals->min, high = zero + totals->max;
+    while (p < stop) {
+        const double origin = totals->origin;
+        if (totals->found) {
+            while (stop - p >= TOGETHER * step && PASS(stats_runs)(kind, p, TOGETHER, origin, &low, &high, sums))
+                p += TOGETHER * step;
+            while (p < stop && PASS(stats_runs)(kind, p, 1, origin, &low, &high, sums)) p += step;
+            if (p == stop) break;
         }
         const int begun = totals->found;
         PASS(stats_rest)(kind, p, RUN, totals, sums);
         if (!begun) low = zero + totals->min, high = zero + totals->max;
+        p += step;
     }
     if (totals->found) {
         double least_seen = -PASS(largest4)(-low), most_seen = PASS(largest4)(high);
         totals->min = least_seen < totals->min ? least_seen : totals->min;
         totals->max = most_seen > totals->max ? most_seen : totals->max;
     }
-    if (done < n) PASS(stats_rest)(kind, p, n - done, totals, sums);
+    if (n % RUN) PASS(stats_rest)(kind, p, n % RUN, totals, sums);
     for (int s = 0; s < 3; s++) totals->sums[s] += sums[s];
 }
 

@@ -10,11 +10,11 @@ import math
 import numpy as np
 
 from . import floats, layout
-from .lanes import in_order, run_sums, spread
+from .lanes import in_order, lane_sums, run_sums, spread
 from .layout import PANEL, RUN, Array, Matrix, Span
 from .results import Number, Sums
 from .threads import share
-from .totals import NOWHERE, Piece, Regions, Task, Totals
+from .totals import NOWHERE, Piece, Regions, Task, Totals, Workspace
 
 
 def sums_of_pair(reference: Array, candidate: Array, full: bool, scale: float = 1.0, threads: int = 1) -> Sums:
@@ -31,9 +31,13 @@ def sums_of_pair(reference: Array, candidate: Array, full: bool, scale: float = 
     spans = layout.bands(task.reference.rows, task.reference.columns)
     bands: list[Totals | None] = [None] * len(spans)
 
-    def work(first: int, stop: int) -> None:
+    spare: list[Workspace] = []
+
+    def work(band: int) -> None:
+        workspace = spare.pop() if spare else Workspace()
         with np.errstate(all="ignore"):
-            bands[first:stop] = [_band(task, span) for span in spans[first:stop]]
+            bands[band] = _band(task, spans[band], workspace)
+        spare.append(workspace)
 
     share(work, len(spans), threads)
     totals = Totals.of(task)
@@ -73,7 +77,7 @@ def _raw(totals: Totals, full: bool) -> Sums:
     )
 
 
-def _band(task: Task, band: Span) -> Totals:
+def _band(task: Task, band: Span, workspace: Workspace) -> Totals:
     totals = Totals.of(task)
     for row, stop_row in layout.panel_groups(band):
         rows = stop_row - row
@@ -82,16 +86,8 @@ def _band(task: Task, band: Span) -> Totals:
         for column, stop_column in layout.strips(band):
             regions = Regions(panels, stop_column - column)
             for start, stop in layout.row_groups(row, stop_row, stop_column - column):
-                piece = _cut(totals, task, Span(start, stop, column, stop_column))
-                products, squared = _products(piece)
-                counts, here = piece.run_counts(), slice(start - row, stop - row)
-                row_sums[:, here] = in_order(row_sums[:, here], products)
-                row_counts[here] += counts.sum(axis=1)
-                _add_largest(totals, task, piece)
-                if task.full:
-                    regions.add(products[2], counts, squared)
-                    _add_column_counts(totals, piece)
-                    _add_ulps(totals, task, piece, counts)
+                span, here = Span(start, stop, column, stop_column), slice(start - row, stop - row)
+                _add_piece(totals, task, span, workspace, regions, row_sums[:, here], row_counts[here])
             if task.full:
                 _add_regions(totals, regions, row, column)
         totals.compared += int(row_counts.sum())
@@ -105,20 +101,35 @@ def _band(task: Task, band: Span) -> Totals:
     return totals
 
 
-def _cut(totals: Totals, task: Task, span: Span) -> Piece:
-    """Take a piece out of both sides; count what differs and what is not finite."""
+def _add_piece(
+    totals: Totals, task: Task, span: Span, workspace: Workspace, regions: Regions, row_sums: Array, row_counts: Array
+) -> None:
+    """Add a piece to everything it belongs to; `row_sums` and `row_counts` are those of its rows."""
+    piece, products = _cut(totals, task, span, workspace)
+    counts = piece.run_counts()
+    row_sums[:] = in_order(row_sums, products)
+    row_counts += counts.sum(axis=1)
+    _add_largest(totals, task, piece)
+    if task.full:
+        regions.add(products[2], counts, piece.lanes[3])
+        _add_column_counts(totals, piece)
+        _add_ulps(totals, task, piece, counts)
+
+
+def _cut(totals: Totals, task: Task, span: Span, workspace: Workspace) -> tuple[Piece, Array]:
+    """Take a piece out of both sides, with its products; count what differs and what is not finite."""
     reference, candidate = task.reference.piece(span), task.candidate.piece(span)
     totals.differing += _count_differing(reference, candidate)
-    a, b = spread(reference, task.scale), spread(candidate, task.scale)
-    difference, finite = b - a, None
+    lanes = workspace.arrays(4, *reference.shape)
+    products, finite = _products(reference, candidate, task.scale, lanes), None
     # What is not finite survives in the sum of differences; only then is each element looked at.
-    if not math.isfinite(float(difference.sum())):
+    if not math.isfinite(float(products[4].sum())):
         finite = _count_nonfinite(totals, reference, candidate, span, task.reference.columns)
     if finite is not None:
         reference, candidate = (np.where(finite, side, side.dtype.type(0)) for side in (reference, candidate))
-        a, b = spread(reference, task.scale), spread(candidate, task.scale)
-        difference = b - a
-    return Piece(span.row, span.column, task.reference.columns, reference, candidate, finite, (a, b, difference))
+        products = _products(reference, candidate, task.scale, lanes)
+    piece = Piece(span.row, span.column, task.reference.columns, reference, candidate, finite, lanes)
+    return piece, products
 
 
 def _count_differing(a: Array, b: Array) -> int:
@@ -148,37 +159,38 @@ def _count_nonfinite(totals: Totals, reference: Array, candidate: Array, span: S
     return None if finite.all() else finite
 
 
-def _products(piece: Piece) -> tuple[Array, Array]:
+def _products(reference: Array, candidate: Array, scale: float, lanes: Array) -> Array:
     """Run sums (5, row, run) of the squares of reference, candidate and difference, of the dot product and of
-    the difference; and each difference squared."""
-    a, b, d = piece.lanes
-    product, squared = np.empty_like(a), d * d
-    sums = [
-        run_sums(np.multiply(a, a, out=product)),
-        run_sums(np.multiply(b, b, out=product)),
-        run_sums(squared),
-        run_sums(np.multiply(a, b, out=product)),
-        run_sums(d),
-    ]
-    return np.stack(sums), squared
+    the difference. Fills `lanes` with reference, candidate, difference and difference squared."""
+    a, b, d, product = lanes
+    spread(reference, scale, a)
+    spread(candidate, scale, b)
+    np.subtract(b, a, out=d)
+    sums = np.empty((5, lanes.shape[2]))
+    for left, right, out in ((a, a, sums[0]), (b, b, sums[1]), (a, b, sums[3]), (d, d, sums[2])):
+        lane_sums(np.multiply(left, right, out=product), out)
+    lane_sums(d, sums[4])
+    return run_sums(sums).reshape(5, len(reference), -1)
 
 
 def _add_largest(totals: Totals, task: Task, piece: Piece) -> None:
     """Keep the largest difference and the first (in flat order) position that has it."""
+    difference = piece.lanes[2]
     if task.integers:
         gap = floats.integer_distance(piece.reference, piece.candidate)
         largest: Number = int(gap.max())
     else:
-        difference = piece.lanes[2]
-        largest = float(max(difference.max(), -difference.min()))
+        bounds = {float(difference.max()), float(difference.min())}
+        largest = max(map(abs, bounds))
     if not largest or largest < totals.max_abs:
         return
     if task.integers:
         rows, columns = np.nonzero(gap == largest)
+        indices = (piece.row + rows) * piece.columns + piece.column + columns
     else:
-        places, rows, runs = np.nonzero(np.abs(difference) == largest)
-        columns = runs * difference.shape[0] + places
-    index = int(((piece.row + rows) * piece.columns + piece.column + columns).min())
+        found = [np.flatnonzero(difference == bound) for bound in bounds if abs(bound) == largest]
+        indices = piece.flat_indices(np.concatenate(found))
+    index = int(indices.min())
     if largest > totals.max_abs or index < totals.max_abs_index:
         totals.max_abs, totals.max_abs_index = largest, index
 
@@ -192,8 +204,8 @@ def _add_regions(totals: Totals, regions: Regions, row: int, column: int) -> Non
     if index >= 0 and (mean > worst or (mean == worst and block < tuple(place))):
         totals.worst_block = (mean, *block)
     if totals.column_squares is not None:
-        for squares in regions.column_squares.transpose(1, 2, 0):
-            totals.column_squares[column : column + regions.width] += squares.reshape(-1)[: regions.width]
+        for squares in regions.column_squares():
+            totals.column_squares[column : column + regions.width] += squares
 
 
 def _add_column_counts(totals: Totals, piece: Piece) -> None:
@@ -209,18 +221,16 @@ def _add_ulps(totals: Totals, task: Task, piece: Piece, counts: Array) -> None:
         totals.sign_flips += int(np.count_nonzero(np.sign(piece.lanes[0]) * np.sign(piece.lanes[1]) < 0))
         return
     dtype = floats.coarser(piece.reference.dtype, piece.candidate.dtype)
-    a, b = (floats.ordered(floats.narrowed(side, dtype)) for side in (piece.reference, piece.candidate))
-    low, high = np.minimum(a, b), np.maximum(a, b)
-    totals.sign_flips += int(np.count_nonzero((low < 0) & (high > 0)))
-    distances = floats.distance(low, high)
+    sides = (floats.narrowed(side, dtype) for side in (piece.reference, piece.candidate))
+    distances, flips = floats.ulp_distances(*sides)
+    totals.sign_flips += flips
     totals.max_ulp = max(totals.max_ulp, int(distances.max()))
-    by_run = piece.by_run(distances)
+    shape, counts = counts.shape, counts.reshape(-1)
+    by_run = piece.by_run(distances).reshape(counts.size, -1)
     if task.sampled:
-        rows, runs = counts.shape
-        row = piece.row + np.arange(rows)[:, None]
-        run = piece.column // RUN + np.arange(runs)[None, :]
-        chosen = (row + run) % layout.SAMPLE_STEP == 0
-        by_run, counts = by_run[chosen], counts[chosen]
+        start = (piece.row + piece.column // RUN) % layout.SAMPLE_STEP
+        chosen = layout.sampled_runs(start, *shape)
+        by_run, counts = by_run.take(chosen, axis=0), counts.take(chosen)
     totals.ulp_counts += floats.histogram(by_run)
     # Padding and the positions left out were counted as equal.
     totals.ulp_counts[0] -= by_run.size - int(counts.sum())

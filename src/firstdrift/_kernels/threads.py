@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import threading
+from _thread import start_new_thread
 from collections.abc import Callable
-from itertools import pairwise
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 
-def share(work: Callable[[int, int], None], count: int, threads: int) -> None:
-    """Call `work(first, stop)` for consecutive parts of range(count), each in its own thread, and wait."""
-    threads = max(1, min(threads, count))
-    cuts = [count * i // threads for i in range(threads + 1)]
-    errors: list[BaseException] = []
+def share(work: Callable[[int], None], count: int, threads: int) -> None:
+    """Call `work` with each number below `count`, from up to `threads` threads, and wait until all is done.
 
-    def attempt(first: int, stop: int) -> None:
-        try:
-            work(first, stop)
-        except BaseException as error:  # raised again where the result is waited for
-            errors.append(error)
+    Whoever is free takes the next piece. So nobody waits for a thread that the system is slow to start: by
+    then the caller has done its pieces, and what is waited for is pieces, not threads.
+    """
+    waiting: SimpleQueue[int] = SimpleQueue()
+    finished: SimpleQueue[BaseException | None] = SimpleQueue()
+    for piece in range(count):
+        waiting.put(piece)
 
-    others = [threading.Thread(target=attempt, args=cut) for cut in pairwise(cuts[1:])]
-    for thread in others:
-        thread.start()
-    attempt(cuts[0], cuts[1])
-    for thread in others:
-        thread.join()
+    def take_part() -> None:
+        with suppress(Empty):
+            while True:
+                finished.put(_error_of(work, waiting.get_nowait()))
+
+    with suppress(RuntimeError):  # no more threads to be had: those there are do it
+        for _ in range(min(threads, count) - 1):
+            start_new_thread(take_part, ())
+    take_part()
+    errors = [error for _ in range(count) if (error := finished.get())]
     if errors:
         raise errors[0]
+
+
+def _error_of(work: Callable[[int], None], piece: int) -> BaseException | None:
+    """Do a piece; its error is raised again where the result is waited for."""
+    try:
+        work(piece)
+    except BaseException as error:
+        return error
+    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import floats, layout
-from .lanes import in_order, run_shape
+from .lanes import LANES, in_order, run_shape
 from .layout import PANEL, Array, Matrix
 from .results import Number
 
@@ -104,6 +104,22 @@ def _zeros(count: int | None, dtype: type[np.generic]) -> Array | None:
     return None if count is None else np.zeros(count, dtype)
 
 
+class Workspace:
+    """Memory for one piece after the other: to get new memory from the system costs more than the work in it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0)
+
+    def arrays(self, count: int, rows: int, columns: int) -> Array:
+        """That many uninitialized arrays for a piece, laid out as `spread` does."""
+        height, runs = run_shape(columns)
+        size = count * rows * runs * height
+        if self._memory.size < size:
+            self._memory = np.empty(size)
+        arrays: Array = self._memory[:size].reshape(count, height // LANES, -1)
+        return arrays
+
+
 @dataclass(slots=True)
 class Piece:
     """Some rows and columns of both sides."""
@@ -114,25 +130,35 @@ class Piece:
     reference: Array
     candidate: Array
     finite: Array | None  # which positions are compared, where not all are
-    lanes: tuple[Array, Array, Array]  # reference, candidate, difference
+    lanes: Array  # reference, candidate, difference and its square, each as `spread` lays it out
 
     def run_counts(self) -> Array:
         """How many elements of each (row, run) are compared."""
-        height, rows, runs = self.lanes[0].shape
+        rows, columns = self.reference.shape
+        height, runs = run_shape(columns)
         if self.finite is not None:
             counted: Array = np.count_nonzero(self.by_run(self.finite), axis=2)
             return counted
         counts = np.full((rows, runs), height)
-        counts[:, -1] = self.reference.shape[1] - height * (runs - 1)
+        counts[:, -1] = columns - height * (runs - 1)
         return counts
 
     def by_run(self, elements: Array) -> Array:
         """Something of each (row, column) as (row, run, place in the run), zero after the last column."""
-        height, rows, runs = self.lanes[0].shape
-        width = elements.shape[1]
+        rows, width = elements.shape
+        height, runs = run_shape(width)
         if width != runs * height:
             elements = np.pad(elements, ((0, 0), (0, runs * height - width)))
         return elements.reshape(rows, runs, height)
+
+    def flat_indices(self, places: Array) -> Array:
+        """Where in the tensor some places of the flattened lanes are."""
+        height, runs = run_shape(self.reference.shape[1])
+        step, rest = np.divmod(places, self.lanes.shape[2])
+        run, lane = np.divmod(rest, LANES)
+        row, run = np.divmod(run, runs)
+        indices: Array = (self.row + row) * self.columns + self.column + run * height + step * LANES + lane
+        return indices
 
 
 class Regions:
@@ -143,14 +169,20 @@ class Regions:
         self.width = width
         self.block_squares = np.zeros((panels, runs))
         self.block_counts = np.zeros((panels, runs), np.int64)
-        self.column_squares = np.zeros((height, panels, runs))
+        self._column_squares = np.zeros((height // LANES, panels, runs * LANES))
 
     def add(self, run_squares: Array, run_counts: Array, squares: Array) -> None:
-        """Add the rows of a piece: sums and counts of its (row, run), and squares as (place, row, run)."""
+        """Add the rows of a piece: sums and counts of its (row, run), and its squares, which are changed."""
         panels, runs = self.block_squares.shape
         by_panel = run_squares.reshape(panels, -1, runs)
         self.block_squares = in_order(self.block_squares, by_panel.transpose(0, 2, 1))
         self.block_counts += run_counts.reshape(panels, -1, runs).sum(axis=1)
-        columns = squares.reshape(len(squares), panels, -1, runs)
-        for i in range(columns.shape[2]):
-            self.column_squares += columns[:, :, i]
+        columns = squares.reshape(len(squares), panels, -1, runs * LANES)
+        columns[:, :, 0] += self._column_squares
+        self._column_squares = np.add.reduce(columns, axis=2)
+
+    def column_squares(self) -> Array:
+        """The sums of each (panel, column)."""
+        panels, runs = self.block_squares.shape
+        steps = self._column_squares.reshape(-1, panels, runs, LANES)
+        return steps.transpose(1, 2, 0, 3).reshape(panels, -1)[:, : self.width]

@@ -44,6 +44,7 @@ def command(
     """
     from ..errors import SelectionError, TraceExistsError
     from ..opening import load_format, open_trace
+    from ..store.reader import verify as compare_checksums
 
     target = Path(out)
     name = format or SUFFIXES.get(target.suffix)
@@ -52,13 +53,16 @@ def command(
             f"{out}: its name does not tell the format; add --format trace, aprt, npy, npz or safetensors"
         )
     opened = open_trace(trace, order=order)
-    if target.exists() and target.resolve() == opened.path.resolve():
-        raise TraceExistsError(f"{out}: is the trace itself; choose another path")
+    source = opened.path.resolve()
+    if target.resolve() == source or target.resolve() in source.parents:
+        raise TraceExistsError(f"{out}: is, or holds, the trace itself; choose another path")
+    if any("crc32" in record.details for record in opened):
+        opened = opened.with_problems(compare_checksums(opened))
     if only or phase:
         opened = opened.select(only, phase)
     with progress(f"exporting to {name}", opened.nbytes) as advance:
         changed = load_format(name).write(opened, target, overwrite=force, advance=advance)
-    notes = [*(f"the source is not complete: {problem}" for problem in opened.problems), *changed]
+    notes = [*(f"the source is not complete: {problem}" for problem in opened.problems), *opened.notes, *changed]
     if as_json:
         print_json(
             {

@@ -38,6 +38,9 @@ class LazyGroup(click.Group):
             ctx.exit(COULD_NOT_TELL)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click's own way out
+        except OSError as error:  # of the output itself: files have their own errors
+            self._report(ctx, f"firstdrift: cannot write the output ({error.strerror or error}); free some space")
+            ctx.exit(COULD_NOT_TELL)
         except KeyboardInterrupt:
             raise click.Abort from None
         except Exception as error:

@@ -91,7 +91,7 @@ def tensor_text(trace: Trace, record: Record, limit: int) -> str:
 
     from .._kernels import stats
 
-    said = [f"  {key}: {item}" for key, item in record.details.items() if key not in ("stats", "absent")]
+    said = [f"  {shown(key)}: {shown(str(i))}" for key, i in record.details.items() if key not in ("stats", "absent")]
     lines = [f"{record.site}: {_what(record)}", *said]
     if record.stats is not None:
         lines.append("  recorded statistics: " + "  ".join(f"{key} {item}" for key, item in record.stats.items()))
@@ -119,14 +119,16 @@ def _named(trace: Trace, records: list[Record], name: str) -> list[Record]:
 
 def _summary(trace: Trace) -> list[str]:
     state = "complete" if trace.complete else "NOT COMPLETE"
-    said = [f"{key} {trace.header[key]}" for key in HEADER_SHOWN if trace.header.get(key) not in (None, {}, "")]
+    said = [
+        f"{key} {shown(str(trace.header[key]))}" for key in HEADER_SHOWN if trace.header.get(key) not in (None, {}, "")
+    ]
     if trace.header.get("ranks", 1) != 1:
         said.append(f"rank {trace.header.get('rank', 0)} of {trace.header['ranks']}")
     return [
         f"{trace.path}: {trace.format}, {sites(len(trace))}, {sizes(trace.nbytes)}, {state}",
         *([f"  {', '.join(said)}"] if said else []),
-        *(f"  problem: {problem}" for problem in trace.problems),
-        *(f"  note: {note}" for note in trace.notes),
+        *(f"  problem: {shown(problem)}" for problem in trace.problems),
+        *(f"  note: {shown(note)}" for note in trace.notes),
     ]
 
 
@@ -141,7 +143,7 @@ def _place(record: Record) -> str:
 
 def _what(record: Record) -> str:
     if record.absent is not None:
-        return f"absent: {record.absent}"
+        return f"absent: {shown(record.absent)}"
     text = f"{record.dtype}{list(record.shape or ())}"
     return text if record.at is not None else f"{text} statistics only"
 

@@ -11,11 +11,11 @@ import numpy as np
 from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
 from ..records import Record
+from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
 from ..traces import Array, Trace
 from .pairs import Pair, ReconcileError, apply_all
 from .result import Verdict
-from .scratch import concatenated, mapped_rows
 
 THREADS = min(4, os.cpu_count() or 1)
 

@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 
 from ..records import Record
+from ..scratch import mapped_rows
 from ..sites import Site
 from ..traces import Array
-from .scratch import mapped_rows
 
 
 class ReconcileError(ValueError):

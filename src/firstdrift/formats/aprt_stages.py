@@ -36,7 +36,8 @@ def read(path: Path) -> Trace:
     with storage(path, "read the stage files", "check that it exists and that you may read it"):
         path.stat()
         if path.is_file():
-            found = [(path, read_header(path).layer)]
+            place = _LAYER.fullmatch(path.absolute().parent.name)
+            found = [(path, int(place[1]) if place else read_header(path).layer)]
         else:
             found = sorted(_stage_files(path))
             if not found:

@@ -14,7 +14,7 @@ from ..errors import FormatError, VersionError
 from ..records import At, Record, parse_record
 from ..sites import Site
 from ..strict_json import Json, decode_object, encode
-from ..traces import Trace
+from ..traces import Trace, doubts
 from .border import naming
 from .keys import site_of
 
@@ -49,7 +49,7 @@ def write_index(trace: Trace, keys: Mapping[Site, str]) -> str:
         if record.at is not None:
             line["key"] = keys[record.site]
         sites.append(line)
-    header = {key: item for key, item in trace.header.items() if key not in ("format", "version")}
+    header = {key: item for key, item in trace.header.items() if key not in ("format", "version")} | doubts(trace)
     return encode({"version": VERSION, "header": header, "sites": sites})
 
 

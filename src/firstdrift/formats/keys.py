@@ -61,6 +61,9 @@ def site_of(key: str, *, otherwise: str) -> Site:
     step, rest = 0, key
     if match := _STEP.fullmatch(key):
         step, rest = int(match[1]), match[2]
+    if otherwise in PARAMETER_PHASES:  # a checkpoint: a module may well be called `input` or `grad`
+        name, _, port = rest.rpartition(".")
+        return check_site(Site(step, otherwise, name, port))
     parts = rest.split(".")
     marker = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in _MARKERS), None)
     if marker is not None:
@@ -69,7 +72,7 @@ def site_of(key: str, *, otherwise: str) -> Site:
         return check_site(Site(step, phase, ".".join(parts[:marker]), port, call, sample))
     if parts[0] in _NAMESAKES:
         return check_site(Site(step, parts[0], parts[0], *_tail(parts[1:], parts[0])))
-    if otherwise in PARAMETER_PHASES or parts[-1] in _PARAMETERS:
+    if parts[-1] in _PARAMETERS:
         return check_site(Site(step, "weight", ".".join(parts[:-1]), parts[-1]))
     return check_site(Site(step, otherwise, rest, default_port(otherwise)))
 

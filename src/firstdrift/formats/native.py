@@ -10,7 +10,7 @@ from ..store import reader
 from ..store.reader import NAME, read
 from ..store.writer import Writer
 from ..strict_json import Json
-from ..traces import Trace
+from ..traces import Trace, doubts
 from .border import without_raising
 
 __all__ = ["NAME", "read", "recognise", "write"]
@@ -31,7 +31,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
         left.update(said.keys() & taken)
         return {key: item for key, item in said.items() if key not in taken}
 
-    header = {key: item for key, item in trace.header.items() if key not in _SET_BY_WRITER}
+    header = {key: item for key, item in trace.header.items() if key not in _SET_BY_WRITER} | doubts(trace)
     with Writer(path, overwrite=overwrite, checksum=checksum, **free(header, _OPTIONS)) as writer:
         for record in trace.lines:
             step, phase, name, port, call, sample = record.site

@@ -31,6 +31,7 @@ LOSS = "loss"  # the probe of the loss gradient; it needs no line in the manifes
 MAX_MANIFEST = 16 << 20
 _STEP = re.compile(r"step([0-9]{1,18})")
 _SAMPLE = re.compile(r"s([0-9]{1,18})")
+_TAGS = (PHASE_RANK.keys() | PHASE_ALIASES.keys()) - {"weight"}  # which is a port, too
 _TAG_OF = {phase: tag for tag, phase in PHASE_ALIASES.items()}
 _READABLE = "check that it exists and that you may read it"
 
@@ -61,7 +62,7 @@ def read(path: Path, order: Path | None = None) -> Trace:
         place = (number, header.offset, header.nbytes)
         lines.append(Record(site, header.dtype, header.shape, place, {"order": rank.get(site.name, len(rank))}))
         if not header.is_plain and header.nbytes:
-            special[site] = _mapper(files[number], header)
+            special[site] = _mapper(files[number].absolute(), header)
     _refuse_duplicates(lines, files)
     lines.sort(key=lambda record: record.details["order"])  # files stand by name, a trace by what ran first
     recorded = {site.name for site in sites}
@@ -96,6 +97,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
             if record.dtype in ML_NAMES:
                 array, widened = _widen(array), widened + 1
             with replacing(directory / names[record.site]) as file:
+                array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
                 numpy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
             advance(record.nbytes)
     left = sum(record.at is None for record in trace.lines)
@@ -157,6 +159,8 @@ def _site(file: Path, step: int) -> Site:
     if len(rest) > 1 and (match := _SAMPLE.fullmatch(rest[-1])):
         sample = int(match[1])
         rest.pop()
+    if any(part in _TAGS or _SAMPLE.fullmatch(part) for part in rest[1:]):
+        raise FormatError(f"{file}: a second phase or sample follows {rest[0]!r}; a probe must have no dot, rename it")
     with naming(str(file)):
         return check_site(Site(step, phase, probe, ".".join(rest[1:]) or default_port(phase), 0, sample))
 

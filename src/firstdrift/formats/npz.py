@@ -73,7 +73,7 @@ def _read(path: Path, file: BinaryIO) -> Trace:
                 header = read_npy_header(member, info.file_size, place)  # type: ignore[arg-type]
             stored[key] = Stored(header.dtype, header.shape, (0, start + header.offset, header.nbytes))
             if info.compress_type != zipfile.ZIP_STORED or not header.is_plain:
-                special[key] = _reader(path, info.filename, header)
+                special[key] = _reader(path.absolute(), info.filename, header)
         _check_frame(file, size, archive, path)
     said, lines, problems = carried.read_container(index, stored, str(path), otherwise="fwd")
     keys = {held.at: key for key, held in stored.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 from ..atomic import replacing_path
 from ..errors import FirstdriftError, FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..records import tensor_bytes
+from ..scratch import scratch
 from ..sites import Site
 from ..strict_json import Json, decode_object
-from ..traces import Trace
+from ..traces import Array, Trace
 from . import carried
 from .border import naming, without_raising
 from .carried import Stored
@@ -21,6 +23,7 @@ from .keys import keys_of
 
 NAME = "safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+COPIED = 32 << 20  # bytes of tensors that are copied in memory, where they must be copied
 MAX_INDEX_BYTES = 256 << 20
 DTYPES = {
     "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "C64": "c64",
@@ -60,7 +63,8 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
     if path.exists() and not overwrite:
         raise TraceExistsError(f"{path}: exists; choose another path, or overwrite (--force)")
     keys = keys_of(record.site for record in trace.records if record.at is not None)
-    tensors = {}
+    tensors: dict[str, Array] = {}
+    copied = 0
     for record in trace.records:
         if record.at is None:
             continue
@@ -69,7 +73,11 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 f"{record.site}: safetensors has no {record.dtype}; export to npz, or leave it out with --only"
             )
         # The library writes from each array's memory: mapped arrays cost nothing, others are made contiguous.
-        tensors[keys[record.site]] = np.require(trace.array(record), requirements="C")
+        array = trace.array(record)
+        if not _is_mapped(array):  # the library needs all tensors at once, and memory is for one
+            copied += array.nbytes
+            array = _copied(array, in_memory=copied <= COPIED)
+        tensors[keys[record.site]] = array
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_path(path) as partial:
@@ -79,6 +87,21 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 raise OSError(None, str(error), str(path)) from error
     advance(trace.nbytes)
     return []
+
+
+def _is_mapped(array: Array) -> bool:
+    """Whether the library can write from the file the array lies in."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return array.flags.c_contiguous and isinstance(base, mmap.mmap)
+
+
+def _copied(array: Array, in_memory: bool) -> Array:
+    """The array in C order, in memory or in a file that vanishes with it."""
+    copy = scratch(array.shape, array.dtype, None if in_memory else 0)
+    copy[...] = array
+    return copy
 
 
 def _entry(directory: Path) -> Path:

@@ -62,7 +62,7 @@ class BackgroundQueue:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
+                self._changed.wait_for(lambda: self._jobs or (self._closed and not self._held))
                 if not self._jobs:
                     return
                 job, weight = self._jobs.popleft()

@@ -66,7 +66,10 @@ def new_header(rank: int, ranks: int, said: Mapping[str, Json]) -> str:
     for key in ("format", "version", "rank", "ranks"):
         if key in said:
             raise SiteError(f"{key!r} in the header is set by the writer itself; leave it out")
-    return encode(header | dict(said)) + "\n"
+    text = encode(header | dict(said)) + "\n"
+    if len(text) > MAX_HEADER:
+        raise SiteError(f"a header of {len(text)} bytes is more than {MAX_HEADER}; leave out what is large")
+    return text
 
 
 def parse_header(text: str, path: Path) -> dict[str, Json]:
@@ -86,7 +89,7 @@ def parse_header(text: str, path: Path) -> dict[str, Json]:
 
 def check_version(version: Json, path: Path) -> None:
     """Accept `1`, `1.2` and `"1.2"`; refuse a higher major version."""
-    match = re.fullmatch(r"(\d{1,9})(\.\d+)*", str(version)) if type(version) in (int, float, str) else None
+    match = re.fullmatch(r"(\d{1,20})(\.\d+)*", str(version)) if type(version) in (int, float, str) else None
     if not match:
         raise FormatError(f"{path}: 'version' is {version!r}, not a number such as {VERSION}; correct it")
     if int(match[1]) > VERSION:

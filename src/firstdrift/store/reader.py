@@ -156,4 +156,4 @@ def _has_end_line(index: Path) -> bool:
         return False
     with open(index, "rb") as file:
         file.seek(max(0, index.stat().st_size - 64))
-        return re.search(rb'\{"end":\s*\d+\}\s*$', file.read()) is not None
+        return re.search(rb'\{\s*"end"\s*:\s*\d+\s*\}\s*$', file.read()) is not None

@@ -14,11 +14,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..arrays import as_array
 from ..atomic import replacing
 from ..dtypes import ITEMSIZE, dtype_name
 from ..errors import FirstdriftError, SiteError, StorageError, TraceExistsError, storage
 from ..records import encode_details, encode_line, tensor_bytes
-from ..sites import Site, check_site, default_port
+from ..sites import Site, check_site, default_port, plain_text, whole
 from ..strict_json import Json, encode
 from ..traces import Array
 from .background import BackgroundQueue
@@ -56,9 +57,8 @@ class Writer:
         ranks: int = 1,
         **header: Json,
     ) -> None:
-        if not (0 <= rank < ranks <= MAX_RANKS):
-            most = f"; at most {MAX_RANKS} ranks" if ranks > MAX_RANKS else f"; count ranks from 0 to {ranks - 1}"
-            raise SiteError(f"rank {rank} of {ranks} ranks is impossible{most}")
+        if not (type(rank) is int is type(ranks) and 0 <= rank < ranks <= MAX_RANKS):
+            raise SiteError(f"rank {rank!r} of {ranks!r} ranks is impossible; count from 0, up to {MAX_RANKS} ranks")
         self._root = Path(path)
         self.path = rank_directory(self._root, rank)
         text = new_header(rank, ranks, header)
@@ -69,11 +69,17 @@ class Writer:
         self._broken: BaseException | None = None
         self._closed = False
         with storage(self.path, "write a trace here", "choose a directory that you may write"):
+            stale = _stale_ranks(self._root, ranks) if rank == 0 else []
+            if stale and not overwrite:
+                raise _exists(stale[0])
             self._files = _open_files(self.path, overwrite)
-            if rank == 0:
-                _forget_ranks(self._root, ranks)
-            with replacing(self.path / HEADER) as file:
-                file.write(text.encode())
+            try:
+                _forget(stale)
+                with replacing(self.path / HEADER) as file:
+                    file.write(text.encode())
+            except BaseException:
+                self._files.close()
+                raise
         self._queue = BackgroundQueue(QUEUE_BYTES) if background else None
         _open_writers.add(self)
 
@@ -90,13 +96,15 @@ class Writer:
         **details: Json,
     ) -> None:
         """Record one tensor as it is now. `details` are the optional keys of a line: op, attrs, producers, ..."""
-        array = np.asarray(array)
+        array = as_array(array, f"{phase} {name}")
         dtype = dtype_name(array.dtype)
         if dtype is None:
             raise SiteError(
                 f"{name}: an array of dtype {array.dtype} cannot be recorded; make it one of {', '.join(ITEMSIZE)}"
             )
         site = _site(step, phase, name, port, call, sample)
+        if "absent" in details or "crc32" in details:
+            raise SiteError(f"{site}: a tensor that is there is not absent, and its crc32 is ours; leave both out")
         tail = encode_details(details, site) if details else ""
         if self._queue is None:
             with self._lock:
@@ -189,7 +197,8 @@ class Writer:
 
     def _claim(self, site: Site) -> None:
         """A site may be put once. Hashes are kept, not sites: 100,000 tensors cost 8 MiB."""
-        key = hash(site)
+        step, phase, name, port, call, sample = site
+        key = hash(f"{step}/{call}/{sample}/{phase}/{port}/{name}")  # of text: integers collide on purpose
         if self._closed:
             raise SiteError(f"{self.path}: {site} was put after the trace was closed; put it before")
         if key in self._seen:
@@ -247,7 +256,9 @@ class Writer:
 def _site(step: int, phase: str, name: str, port: str | None, call: int, sample: int | None) -> Site:
     if type(phase) is not str:
         raise SiteError(f"phase {phase!r} is a {type(phase).__name__}; give a string")
-    return check_site(Site(step, phase, name, default_port(phase) if port is None else port, call, sample))
+    port = default_port(phase) if port is None else port
+    site = Site(whole(step), phase, plain_text(name), plain_text(port), whole(call), whole(sample))
+    return check_site(site)
 
 
 def _plain_bytes(array: Array) -> Array:
@@ -258,15 +269,13 @@ def _plain_bytes(array: Array) -> Array:
 
 
 def _open_files(directory: Path, overwrite: bool) -> AppendFiles:
-    def refuse_existing(there: bool) -> None:
-        if there and not overwrite:
-            raise TraceExistsError(f"{directory}: holds a trace already; choose another path, or overwrite (--force)")
-
-    refuse_existing((directory / HEADER).exists() or (directory / INDEX).exists())
+    if _is_trace(directory) and not overwrite:
+        raise _exists(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = AppendFiles(directory)
+    files = AppendFiles(directory.absolute())
     try:
-        refuse_existing((directory / HEADER).exists() or not files.is_new)  # another writer may have come and gone
+        if not overwrite and ((directory / HEADER).exists() or not files.is_new):
+            raise _exists(directory)  # another writer has come and gone since the first look
         files.clear()
     except BaseException:
         files.close()
@@ -274,12 +283,25 @@ def _open_files(directory: Path, overwrite: bool) -> AppendFiles:
     return files
 
 
-def _forget_ranks(root: Path, ranks: int) -> None:
-    """Remove the index of ranks that an earlier, larger run left behind: they are not of this run."""
-    for rank, directory in rank_directories(root).items():
-        if rank >= ranks:
-            for name in (INDEX, HEADER):
-                (directory / name).unlink(missing_ok=True)
+def _stale_ranks(root: Path, ranks: int) -> list[Path]:
+    """Ranks that an earlier, larger run left behind: they are not of this run."""
+    found = rank_directories(root) if root.is_dir() else {}
+    return [path for rank, path in found.items() if rank >= ranks and _is_trace(path)]
+
+
+def _forget(directories: list[Path]) -> None:
+    for directory in directories:
+        _open_files(directory, overwrite=True).close()  # which is refused where a writer is at work
+        for name in (INDEX, HEADER):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _is_trace(directory: Path) -> bool:
+    return (directory / HEADER).exists() or (directory / INDEX).exists()
+
+
+def _exists(directory: Path) -> TraceExistsError:
+    return TraceExistsError(f"{directory}: holds a trace already; choose another path, or overwrite (--force)")
 
 
 _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()

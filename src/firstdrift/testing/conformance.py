@@ -57,7 +57,7 @@ class FormatConformance:
 
     def lying_files(self, directory: Path) -> Iterable[Path]:
         """Make files of a few bytes whose headers claim gigabytes, and return the paths to read."""
-        raise NotImplementedError("write at least one file that claims far more than it has")
+        raise AssertionError("a subclass must write at least one file that claims far more than it has")
 
     def name_strategy(self) -> st.SearchStrategy[str]:
         """Names the format can carry."""

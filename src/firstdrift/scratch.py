@@ -10,16 +10,16 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import storage
+from .errors import storage
 
 Array = NDArray[np.generic]
 IN_MEMORY = 32 << 20
 CHUNK = 4 << 20  # elements worked on at a time
 
 
-def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """An array to fill; beyond a few MiB its pages belong to a file that vanishes with it."""
-    if prod(shape) * dtype.itemsize <= IN_MEMORY:
+def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic], in_memory: int | None = None) -> Array:
+    """An array to fill; beyond a few MiB (or `in_memory` bytes) its pages belong to a file that vanishes with it."""
+    if prod(shape) * dtype.itemsize <= (IN_MEMORY if in_memory is None else in_memory):
         return np.empty(shape, dtype)
     room = storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR")
     with room, tempfile.TemporaryFile(prefix="firstdrift-") as file:  # the mapping keeps what it needs of it
