@@ -23,7 +23,7 @@ from .store.reader import verify as compare_checksums
 from .traces import Trace
 from .verdict.arbiter import ask
 from .verdict.graph import Graph
-from .verdict.judge import judge
+from .verdict.judge import REFERENCE_OFF, judge
 from .verdict.jump import judge_by_jump
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def diff(
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
     if rule == "jump":
         judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
-    judged, missing = _missing_gradients(judged, alignment, ours, theirs)
+    judged, missing = _missing_gradients(judged, alignment, ours)
     return _result(
         judged,
         replace(alignment, reference_only=missing),
@@ -127,11 +127,11 @@ def _open(source: Source, order: str | PathLike[str] | None) -> Trace:
 
 
 def _missing_gradients(
-    judged: list[PairResult], alignment: Alignment, ours: Trace, theirs: Trace
+    judged: list[PairResult], alignment: Alignment, ours: Trace
 ) -> tuple[list[PairResult], tuple[Unmatched, ...]]:
     """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients."""
-    names = {record.site.name for record in theirs}
-    kinds = {(record.site.step, record.site.phase, record.site.sample) for record in theirs}
+    names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
+    kinds = {(pair.site.step, pair.site.phase, pair.site.sample) for pair in alignment.pairs}
     found, left = [], []
     for item in alignment.reference_only:
         site = item.site
@@ -189,6 +189,8 @@ def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
         return Verdict.NOT_COMPARABLE
     if any(result.verdict is Verdict.INCONCLUSIVE and not _vouched_for(result, judged) for result in judged):
         return Verdict.INCONCLUSIVE
+    if Verdict.INHERITED in found:  # from nothing that was found: never green
+        return Verdict.INCONCLUSIVE
     for verdict in (Verdict.FLIP, Verdict.NOISE, Verdict.INCONCLUSIVE):
         if verdict in found:
             return Verdict.NOISE if verdict is Verdict.INCONCLUSIVE else verdict
@@ -216,7 +218,9 @@ def _first_drift(result: PairResult) -> FirstDrift:
 def _shown(site: Site) -> str:
     place = site.name or "the model"
     port = "" if site.port in ("out", "weight") else f":{site.port}"
-    return f"{site.phase} {place}{port}" + (f" (step {site.step})" if site.step else "")
+    told = (("step", site.step), ("call", site.call), ("sample", site.sample))
+    where = ", ".join(f"{word} {number}" for word, number in told if number or (word == "sample" and number == 0))
+    return f"{site.phase} {place}{port}" + (f" ({where})" if where else "")
 
 
 def _cause(result: PairResult) -> Cause | None:
@@ -241,6 +245,9 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
         return Cause("none", "bitwise equal", 1.0)
     if verdict is not Verdict.NOISE:
         return None
+    if off := [result for result in judged if REFERENCE_OFF in result.reason]:
+        sentence = f"it is the reference that is off, first at {_shown(off[0].site)}"
+        return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
     if any("stored differently" in result.reason for result in judged):
         return Cause("layout-equivalent", "weights are stored differently, but compute the same", 0.9)
     return Cause("float-noise", "every difference is what rounding explains", 0.9)
@@ -254,7 +261,7 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
         reason = next((r.reason for r in judged if r.verdict is Verdict.NOT_COMPARABLE), "nothing was compared")
         return f"not comparable: {reason}"
     if verdict is Verdict.INCONCLUSIVE:
-        reason = next(r.reason for r in judged if r.verdict is Verdict.INCONCLUSIVE)
+        reason = next(r.reason for r in judged if r.verdict in (Verdict.INCONCLUSIVE, Verdict.INHERITED))
         return f"inconclusive: {reason}"
     words = {
         Verdict.SAME: "bit-equal",
@@ -263,6 +270,8 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
     }
     undecided = sum(result.verdict is Verdict.INCONCLUSIVE for result in judged)
     tail = f", {undecided} could not be judged" if undecided else ""
+    if off := [result for result in judged if REFERENCE_OFF in result.reason]:
+        tail += f", and it is the reference that is off at {_shown(off[0].site)}"
     tail += f", but {problems[0]}" if problems else ""
     return f"{verdict.value}: all {clean} pairs are {words[verdict]}{tail}"
 

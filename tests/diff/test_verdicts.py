@@ -472,3 +472,117 @@ def test_short_formats_have_their_own_noise(tmp_path, dtype, unit):
     ours = {"fwd a": x.astype(dtype)}
     assert diffed(tmp_path, ours, {"fwd a": noisy(x, unit).astype(dtype)}).verdict == "noise"
     assert diffed(tmp_path / "2", ours, {"fwd a": noisy(x, 10 * unit).astype(dtype)}).exit_code == 1
+
+
+def test_a_folded_weight_does_not_hide_a_bug_behind_it(tmp_path):
+    ours = {"weight a": A, "fwd a": A, "weight b": B, "fwd b": B}
+    theirs = {"weight a": A.T.reshape(A.shape), "fwd a": noisy(A), "weight b": B, "fwd b": B * np.float32(1.5)}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.exit_code, result.first_drift.phase, result.first_drift.name) == (1, "fwd", "b")
+
+
+def test_gradients_of_a_weight_in_another_layout_are_not_called_wrong(tmp_path):
+    other = np.ascontiguousarray(normal(8, 8).T)
+    ours = {"weight a": normal(8, 8), "fwd a": A, "grad a": normal(8, 8, seed=4)}
+    theirs = {"weight a": other, "fwd a": noisy(A), "grad a": normal(8, 8, seed=4).T.copy()}
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
+    assert "stored in another layout; say which in a map" in result.sentence
+
+
+@pytest.mark.parametrize(("planted", "phase"), [("2/fwd b", "fwd"), ("2/grad b", "grad"), ("1/fwd a", "fwd")])
+def test_training_steps_are_judged_one_after_the_other(tmp_path, planted, phase):
+    ours, theirs = {}, {}
+    for step in range(3):
+        for name in "ab":
+            for kind in ("weight", "fwd", "grad", "weight_after"):
+                value = normal(32, 32, seed=step * 2 + (name == "b"))
+                if kind == "weight_after":
+                    value = normal(32, 32, seed=(step + 1) * 2 + (name == "b"))
+                ours[f"{step}/{kind} {name}"] = value
+                theirs[f"{step}/{kind} {name}"] = noisy(value, 3e-7 if step else 1e-8)
+    clean = diffed(tmp_path / "clean", ours, theirs)
+    assert clean.exit_code == 0
+    assert "inherited" not in clean.counts
+    result = diffed(tmp_path / "planted", ours, theirs | {planted: theirs[planted] * np.float32(1.5)})
+    assert result.exit_code == 1
+    assert f"{result.first_drift.step}/{result.first_drift.phase} {result.first_drift.name}" == planted
+    assert result.first_drift.phase == phase
+
+
+def test_zeros_of_the_other_sign_are_noise(tmp_path):
+    ours = np.maximum(A, 0)
+    result = diffed(tmp_path, {"fwd relu": ours}, {"fwd relu": np.where(A > 0, A, np.float32(-0.0))})
+    assert (result.verdict, result.exit_code) == ("noise", 0)
+
+
+@pytest.mark.parametrize(("moved", "verdict"), [(1, "flip"), (3, "drift")])
+def test_a_choice_is_a_flip_only_at_a_near_tie(tmp_path, moved, verdict):
+    logits = np.tile(np.array([5, 5, 1, 0], np.float32), (8, 1))
+    theirs = logits.copy()
+    theirs[0] += np.array([0, 4e-7, 0, 0], np.float32)
+    other = np.zeros(8, np.int64)
+    other[0] = moved
+    result = diffed(tmp_path, {"fwd x": logits, "fwd ids": np.zeros(8, np.int64)}, {"fwd x": theirs, "fwd ids": other})
+    assert result.verdict == verdict
+
+
+def test_many_wrong_choices_are_no_near_ties(tmp_path):
+    ours = {"fwd x": A, "fwd ids": np.arange(12)}
+    assert diffed(tmp_path, ours, {"fwd x": noisy(A), "fwd ids": np.arange(12)[::-1].copy()}).exit_code == 1
+
+
+def test_a_bias_gradient_that_cancels_is_noise_without_activation_gradients_too(tmp_path):
+    x, flow = normal(4096, 8, seed=2), normal(4096, 8)
+    flow -= flow.mean(0, dtype=np.float64).astype(np.float32)
+    backwards = flow[::-1].cumsum(0, dtype=np.float32)[-1]
+    ours = {"input input:x": x, "fwd k": x, "grad k": x.T @ flow, "grad k:bias": flow.sum(0)}
+    theirs = {"input input:x": x, "fwd k": noisy(x), "grad k": x[::-1].T @ flow[::-1], "grad k:bias": backwards}
+    assert diffed(tmp_path, ours, theirs).exit_code == 0
+
+
+def test_a_mean_that_cancels_is_judged_on_the_scale_of_what_it_averages(tmp_path):
+    x = normal(8, 4096)
+    x -= x.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
+    ours = {"fwd ln": (x, {"op": "LayerNorm"}), "fwd pool": (x.mean(1), {"op": "AdaptiveAvgPool1d"})}
+    serial = x[:, ::-1].cumsum(1, dtype=np.float32)[:, -1] / np.float32(4096)
+    assert diffed(tmp_path, ours, {"fwd ln": noisy(x), "fwd pool": serial}).exit_code == 0
+
+
+def test_what_was_not_measured_does_not_hide_a_later_bug(tmp_path):
+    for side, factor in (("r", 1), ("c", 1.5)):
+        with fd.Writer(tmp_path / side) as writer:
+            writer.put("a", "fwd", A)
+            writer.put_stats("relu", "fwd", {"mean": 0.0}, dtype="f32", shape=(8, 16))
+            writer.put("b", "fwd", B * np.float32(factor))
+    result = fd.diff(tmp_path / "r", tmp_path / "c")
+    assert (result.exit_code, result.first_drift.name) == (1, "b")
+
+
+def test_a_missing_gradient_is_a_drift_under_another_prefix_too(tmp_path):
+    ours = {"fwd a": A, "fwd b": A, "grad a": A, "grad b": A}
+    result = diffed(tmp_path, ours, {"fwd m.a": A, "fwd m.b": A, "grad m.b": A})
+    assert (result.exit_code, result.first_drift.name) == (1, "a")
+
+
+def test_a_reference_that_is_off_is_said_on_top(tmp_path):
+    exact = normal(64, 64, dtype=np.float64)
+    record(tmp_path / "t", {"fwd a": exact})
+    record(tmp_path / "r", {"fwd a": (exact * 1.001).astype(np.float32)})
+    record(tmp_path / "c", {"fwd a": exact.astype(np.float32)})
+    result = fd.diff(tmp_path / "r", tmp_path / "c", truth=tmp_path / "t")
+    assert (result.exit_code, result.cause.label) == (0, "reference-suspect")
+    assert "it is the reference that is off at fwd a" in result.sentence
+
+
+def test_samples_that_were_not_compared_are_said(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd a@0": A[:1], "fwd a@1": A[1:2]})
+    assert result.notes == ("only 2 of the 8 samples of a batch were compared",)
+
+
+def test_the_call_that_made_a_gradient_is_named(tmp_path):
+    ours = {f"fwd cell#{i}": normal(8, 8, seed=i) for i in range(4)}
+    ours |= {f"agrad cell#{i}": normal(8, 8, seed=10 + i) for i in reversed(range(4))}
+    result = diffed(tmp_path, ours, ours | {"agrad cell#1": normal(8, 8, seed=77)})
+    assert (result.first_drift.call, result.first_drift.introduced_by) == (1, "cell (call 2)'s backward")
+    assert "agrad cell (call 1)" in result.sentence

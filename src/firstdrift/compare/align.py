@@ -87,6 +87,7 @@ class _Aligner:
         self.pairs: dict[Site, Pair] = {}
         self.ignored: list[Unmatched] = []
         self.used: set[Site] = set()
+        self.partial: set[tuple[int, int]] = set()  # samples compared, of how many
         self.renamed: dict[str, str] = {}  # reference names to candidate names, by prefix
 
     def by_rule_and_name(self) -> None:
@@ -153,7 +154,10 @@ class _Aligner:
                 steps = sample_steps(site.sample)
                 self._add(Pair(site, record, (self.theirs[other],), "sample", candidate_steps=steps), other)
             elif site.sample is None:
-                for one in single.get(other, ()):
+                samples = [one for one in single.get(other, ()) if one.sample is not None]
+                if samples and record.shape and len(samples) < record.shape[0]:
+                    self.partial.add((len(samples), record.shape[0]))
+                for one in samples:
                     if one.sample is not None and _holds(record, one.sample):
                         pair = Pair(
                             site._replace(sample=one.sample), record, (self.theirs[one],), "sample",
@@ -187,8 +191,11 @@ class _Aligner:
             if site.phase != "optim"  # optimizer state is extra evidence, never a gap
         ]
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
-        notes = (units.note,) if scaled and units.note else ()
-        return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), notes)
+        notes = [units.note] if scaled and units.note else []
+        notes += [
+            f"only {some} of the {whole} samples of a batch were compared" for some, whole in sorted(self.partial)
+        ]
+        return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), tuple(notes))
 
     def _is_mapped(self, site: Site) -> bool:
         """Whether a map names the counterpart; where the candidate lacks it, no other will do."""

@@ -17,6 +17,8 @@ from ..traces import Array
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
+MANY = 4  # choices that differ, from which on their share is looked at
+
 Floats = NDArray[np.float64]
 
 
@@ -39,6 +41,23 @@ def explained_by_flips(
         return f"{int(flipped.sum())} of {flipped.size} signs were decided the other way at a near-tie"
     windows = _routed(ours, theirs, x, z, tie, limit)
     return None if windows is None else f"{windows} maxima were decided the other way at a near-tie"
+
+
+def tied_choices(indices: tuple[Array, Array], values: tuple[Array, Array], noise: float) -> bool | None:
+    """Whether choices along the last axis of `values` differ at near-ties only; None if these are not their values."""
+    ours, theirs = (np.asarray(index, np.int64) for index in indices)
+    x, z = (np.asarray(value, np.float64) for value in values)
+    if x.ndim == 0 or ours.shape not in (x.shape[:-1], (*x.shape[:-1], ours.shape[-1] if ours.ndim else 0)):
+        return None
+    if min(ours.min(), theirs.min()) < 0 or max(ours.max(), theirs.max()) >= x.shape[-1]:
+        return None
+    flat = ours.reshape(*x.shape[:-1], -1), theirs.reshape(*x.shape[:-1], -1)
+    chosen, other = (np.take_along_axis(x, index, -1) for index in flat)
+    own, rival = (np.take_along_axis(z, index, -1) for index in flat[::-1])
+    differing = flat[0] != flat[1]
+    tie = TIE * noise * float(np.sqrt(np.mean(x**2)))
+    # Each side chose by its own values, and by the reference's the two were as good as equal.
+    return bool(np.all((np.abs(chosen - other) <= tie)[differing] & (np.abs(own - rival) <= 2 * tie)[differing]))
 
 
 def _only_there(ours: Floats, theirs: Floats, flipped: NDArray[np.bool_], limit: float) -> bool:

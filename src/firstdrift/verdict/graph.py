@@ -50,11 +50,14 @@ class Graph:
         if names:
             return names[0]
         chain = self._outputs.get((site.step, site.sample), [])
-        after = [other.name for other in chain if other.port == "out" or other.port.startswith("out.")]
-        if site.name in after:
-            place = len(after) - 1 - after[::-1].index(site.name)
-            return after[place + 1] if place + 1 < len(after) else None
-        return None
+        calls = [(other.name, other.call) for other in chain if not other.port.startswith("in.")]
+        if (site.name, site.call) not in calls:
+            return None
+        after = calls[len(calls) - calls[::-1].index((site.name, site.call)) :]
+        if not after:
+            return None
+        name, call = after[0]
+        return f"{name} (call {call})" if call or name == site.name else name
 
     def _producers(self, site: Site) -> Iterator[Site]:
         match site.phase:

@@ -18,11 +18,14 @@ from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
-from .flips import explained_by_flips
+from .flips import MANY, MOST, explained_by_flips, tied_choices
 from .graph import Graph
 from .limits import Limits
 from .noise import WORST_OF_MANY
 from .precision import NAMES, coarser_grid
+
+REFERENCE_OFF = "it is the reference that is off"
+_DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
 
 
 def judge(
@@ -33,12 +36,12 @@ def judge(
 
     `load` fetches both tensors of a pair again, to look for flips; `truths` are what a float64 run says of pairs.
     """
-    court = _Court(measured, graph, load, truths or {})
-    for item in measured:
-        result = court.results[item.pair.site] = court.hear(item)
-        if result.verdict in (Verdict.DRIFT, Verdict.PRECISION):
-            court.drifts.append(result.site)
-    court.settle_weights()
+    court = _Court(measured, graph, load, truths or {}, frozenset())
+    court.hear_all()
+    settled = court.settled_weights()
+    if settled:  # heard again, everything computed with these weights is judged with the candidate's own
+        court = _Court(measured, graph, load, truths or {}, settled)
+        court.hear_all()
     court.settle_edges()
     return [court.results[item.pair.site] for item in measured]
 
@@ -46,7 +49,7 @@ def judge(
 class _Court:
     def __init__(
         self, measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
-        truths: Mapping[Site, Truth],
+        truths: Mapping[Site, Truth], settled: frozenset[Site],
     ) -> None:  # fmt: skip
         self.graph = graph
         self.load = load
@@ -56,6 +59,13 @@ class _Court:
         self.limits = Limits(self.items, graph)
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
+        self.settled = settled  # weights that differ, though everything computed with them agrees
+
+    def hear_all(self) -> None:
+        for item in self.items.values():
+            result = self.results[item.pair.site] = self.hear(item)
+            if result.verdict in (Verdict.DRIFT, Verdict.PRECISION):
+                self.drifts.append(result.site)
 
     def hear(self, item: Measured) -> PairResult:
         """The verdict of one pair, given those of everything before it."""
@@ -65,29 +75,49 @@ class _Court:
         if measurement is None:
             by = self.introducer(pair) if item.verdict is Verdict.DRIFT else None
             return PairResult(pair, item.verdict, item.reason, introduced_by=by)
-        producers = [site for site in self.graph.producers(pair.site) if site in self.results]
+        producers = self.evidence(pair.site)
         error = self.limits.error_of(item, producers)
         inherited = max((self.error(site) for site in producers), default=0.0)
         limit = self.limits.limit(item, producers, inherited)
         judged = PairResult(pair, Verdict.SAME, "", measurement, error, inherited, limit)
         if measurement.bit_equal:
             return replace(judged, reason="bit-equal" if measurement.count else "no elements")
-        dirty = [site for site in producers if self.results[site].verdict not in CLEAN]
-        if pair.site.phase in ("input", "weight") and not dirty:
+        dirty = [site for site in producers if self.results[site].verdict in _DIRTY]
+        if pair.site.phase in ("input", "weight") and not producers:
             return self.precondition(judged, item)
         if not measurement.nonfinite_agree:
             return self.blame(judged, dirty, _nonfinite(measurement))
         if item.is_integer:
             return self.integers(judged, dirty, producers)
-        return self.floats(judged, item, dirty)
+        return self.floats(judged, item, dirty, self.limits.local(item, producers))
 
-    def floats(self, judged: PairResult, item: Measured, dirty: Sequence[Site]) -> PairResult:
+    def evidence(self, site: Site) -> list[Site]:
+        """What a site was computed from, seen through whatever was not measured."""
+        found: dict[Site, None] = {}
+        waiting, seen = self.graph.producers(site), {site}
+        while waiting:
+            producer = waiting.pop(0)
+            if producer in seen or producer not in self.results:
+                continue
+            seen.add(producer)
+            if self.results[producer].measurement is None and self.results[producer].verdict is not Verdict.DRIFT:
+                waiting.extend(self.graph.producers(producer))
+            else:
+                found[producer] = None
+        return list(found)
+
+    def floats(self, judged: PairResult, item: Measured, dirty: Sequence[Site], local: float) -> PairResult:
         """An error against what noise explains: of the whole tensor, and of its worst part."""
         assert judged.measurement is not None
         assert judged.error is not None
         assert judged.limit is not None
         if judged.measurement.compared == 0:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason="no element is finite on both sides")
+        worst = 0.0
+        if not item.floor and judged.error:  # an update's error sits in the few elements with next to no gradient
+            worst = _worst(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
+        if max(judged.error, worst / WORST_OF_MANY) <= local and not dirty:
+            return replace(judged, verdict=Verdict.NOISE, reason="within noise")
         if judged.limit >= 1.0 and not dirty and judged.site not in self.truths:
             reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
             if item.floor:
@@ -95,13 +125,19 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if (truth := self.truths.get(judged.site)) is not None:
             return self.by_truth(judged, dirty, truth)
-        worst = 0.0
-        if not item.floor:  # an update's error sits in the few elements whose gradient was next to nothing
-            worst = _worst(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
         if max(judged.error, worst / WORST_OF_MANY) <= judged.limit:
             if dirty:
                 return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
             return replace(judged, verdict=Verdict.NOISE, reason="within noise")
+        return self.beyond_noise(judged, dirty, worst)
+
+    def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float) -> PairResult:
+        """What else may explain an error: another layout, a flip, a shorter format; or it is a drift."""
+        assert judged.error is not None
+        assert judged.limit is not None
+        if judged.site._replace(phase="weight") in self.settled:
+            reason = "its weight is stored in another layout; say which in a map to compare it"
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if not dirty and (flip := self.flip(judged)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
         if not dirty and (dtype := self.coarser_dtype(judged)) is not None:
@@ -125,6 +161,9 @@ class _Court:
         if judged.site.phase == "input":
             reason = "the two sides were not fed the same data"
             return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the data fed in", limit=unit)
+        if judged.site in self.settled:
+            reason = "stored differently, but everything computed with it agrees"
+            return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=unit)
         self.suspects.add(judged.site)
         reason = f"the weights differ by {error:.1e}"
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the loading of weights", limit=unit)
@@ -148,7 +187,7 @@ class _Court:
         """A third, more precise run decides: the candidate may be as far from it as the reference is."""
         judged = replace(judged, error=truth.candidate, limit=truth.limit)
         if truth.candidate <= truth.limit:
-            suspect = "; it is the reference that is off" if truth.reference_suspect else ""
+            suspect = f"; {REFERENCE_OFF}" if truth.reference_suspect else ""
             reason = f"as close to the truth as the reference ({truth.candidate:.1e}, {truth.reference:.1e}){suspect}"
             return replace(judged, verdict=Verdict.NOISE, reason=reason)
         return self.blame(judged, dirty, f"{truth.candidate:.1e} from the truth, the reference {truth.reference:.1e}")
@@ -166,28 +205,31 @@ class _Court:
         measurement = judged.measurement
         assert measurement is not None
         reason = f"{measurement.differing} of {measurement.count} integers differ"
-        if dirty or all(self.error(site) == 0 for site in producers) or not producers:
+        if dirty or all(self.error(site) == 0 for site in producers):
             return self.blame(judged, dirty, reason)
+        indices = self.load(judged.pair)
+        for site in producers:
+            tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
+            if tied is not None:
+                flip = replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
+                return flip if tied else self.blame(judged, dirty, f"{reason}, not at a near-tie")
+        if measurement.differing >= MANY and measurement.differing > MOST * measurement.count:
+            return self.blame(judged, dirty, f"{reason}, too many for near-ties")
         return replace(
             judged, verdict=Verdict.INCONCLUSIVE,
             reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
         )  # fmt: skip
 
-    def settle_weights(self) -> None:
-        """Weights that differ are a drift only when something computed with them differs too.
-
-        A folded or permuted layout with an equal function is no bug.
-        """
+    def settled_weights(self) -> frozenset[Site]:
+        """Weights that differ without a difference in anything computed with them: folded or permuted, no bug."""
         forward = [r for r in self.results.values() if r.site.phase == "fwd" and r.measurement is not None]
+        settled = set()
         for site in self.suspects:
-            own = [result for result in forward if _below(site.name, result.site.name)]
-            tested = own or forward
-            agree = tested and all(self.explained_without(result) for result in tested)
-            if agree:
-                self.results[site] = replace(
-                    self.results[site], verdict=Verdict.NOISE, introduced_by=None,
-                    reason="stored differently, but everything computed with it agrees",
-                )  # fmt: skip
+            own = [r for r in forward if r.site.step == site.step and _below(site.name, r.site.name)]
+            tested = own or [result for result in forward if result.site.step == site.step]
+            if tested and all(self.explained_without(result) for result in tested):
+                settled.add(site)
+        return frozenset(settled)
 
     def settle_edges(self) -> None:
         """A tensor that changed on its way into a module changed for the innermost module that reads it."""
@@ -202,14 +244,14 @@ class _Court:
 
     def explained_without(self, result: PairResult) -> bool:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
-        producers = [s for s in self.graph.producers(result.site) if s in self.results and s not in self.suspects]
+        producers = [site for site in self.evidence(result.site) if site not in self.suspects]
         inherited = max((self.error(site) for site in producers), default=0.0)
         limit = self.limits.limit(self.items[result.site], producers, inherited)
         return (result.error or 0.0) <= limit and (result.measurement is None or result.measurement.nonfinite_agree)
 
     def error(self, site: Site) -> float:
-        """The error of a site that was judged already."""
-        return self.results[site].error or 0.0
+        """The error of a site that was judged already; a layout of its own is none."""
+        return 0.0 if site in self.settled else self.results[site].error or 0.0
 
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""

@@ -28,11 +28,16 @@ class Limits:
         pair = item.pair
         if pair.tolerance is not None:
             return pair.tolerance.relative
-        kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
+        passed = gain_limit(_kind(pair), *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
+        return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
+
+    def local(self, item: Measured, producers: Sequence[Site]) -> float:
+        """The error that the operation itself can add."""
+        pair = item.pair
+        if pair.tolerance is not None:
+            return pair.tolerance.relative
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        local = local_limit(unit, self.length(pair, kind, producers), kind, item.count)
-        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
-        return local + passed + GAIN_MARGIN * item.floor
+        return local_limit(unit, self.length(pair, _kind(pair), producers), _kind(pair), item.count)
 
     def peers(self, pair: Pair) -> tuple[int, float]:
         """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""
@@ -81,7 +86,7 @@ class Limits:
         error = math.inf if measurement.rel_l2 is None else measurement.rel_l2
         if measurement.rms == 0:
             return 0.0
-        natural = max((self.natural_norm(item, site) for site in producers), default=0.0)
+        natural = max([self.sibling_norm(item, producers), *(self.natural_norm(item, site) for site in producers)])
         if natural > measurement.norm_reference and measurement.rms is not None:
             return measurement.rms * math.sqrt(measurement.compared) / natural
         return error
@@ -94,9 +99,29 @@ class Limits:
         phase = item.pair.site.phase
         if phase == "grad" and site.phase == "agrad" and len(item.pair.reference.shape or ()) <= 1:
             return other.norm_reference  # a bias sums its output's gradients over all positions
+        ratio = item.measurement.compared / other.compared
+        if phase == "fwd" and _kind(item.pair) in ("add", "move"):  # sums and means of what goes in
+            return other.norm_reference * math.sqrt(ratio) * min(1.0, math.sqrt(ratio))
         if phase == "fwd" and item.measurement.norm_reference == 0:
-            return other.norm_reference * math.sqrt(item.measurement.compared / other.compared)
+            return other.norm_reference * math.sqrt(ratio)
         return 0.0
+
+    def sibling_norm(self, item: Measured, producers: Sequence[Site]) -> float:
+        """The scale of a bias's gradient from that of the weight beside it, where no activation gradient tells."""
+        site = item.pair.site
+        if site.phase != "grad" or site.port == "weight" or any(other.phase == "agrad" for other in producers):
+            return 0.0
+        beside = self.items.get(site._replace(port="weight"))
+        if beside is None or beside.measurement is None or len(item.pair.reference.shape or ()) > 1:
+            return 0.0
+        fan_in = math.prod((beside.pair.reference.shape or ())[1:])
+        inputs = [m for other in producers if other.phase in ("fwd", "input") and (m := self.items[other].measurement)]
+        scale = max((m.norm_reference / math.sqrt(m.compared) for m in inputs if m.compared), default=1.0)
+        return beside.measurement.norm_reference / (math.sqrt(fan_in) * scale) if scale > 0 else 0.0
+
+
+def _kind(pair: Pair) -> str:
+    return kind_of(pair.reference.op) if pair.site.phase == "fwd" else "unknown"
 
 
 def _raw_error(item: Measured) -> float:
