@@ -17,6 +17,7 @@ from ..traces import Array
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
+FLIP_REACH = 8.0  # how many times its share of the elements, by norm, a flip can weigh in a gradient
 MANY = 4  # choices that differ, from which on their share is looked at
 
 Floats = NDArray[np.float64]

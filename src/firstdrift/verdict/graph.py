@@ -44,6 +44,10 @@ class Graph:
         found.pop(site, None)
         return list(found)
 
+    def has_gradient(self, site: Site) -> bool:
+        """Whether the activation gradient of a parameter's own module was compared."""
+        return (site.step, "agrad", site.name) in self._by_name
+
     def consumer(self, site: Site) -> str | None:
         """The module whose backward makes the gradient of this output."""
         names = [other.name for other in self._consumers.get(site._replace(phase="fwd", sample=None), ())]

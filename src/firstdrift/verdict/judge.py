@@ -18,7 +18,7 @@ from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
-from .flips import MANY, MOST, explained_by_flips, tied_choices
+from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, tied_choices
 from .graph import Graph
 from .limits import Limits
 from .noise import WORST_OF_MANY
@@ -140,6 +140,8 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if not dirty and (flip := self.flip(judged)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
+        if not dirty and (doubt := self.unrecorded_flip(judged)) is not None:
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=doubt)
         if not dirty and (dtype := self.coarser_dtype(judged)) is not None:
             return replace(
                 judged, verdict=Verdict.PRECISION, introduced_by=self.introducer(judged.pair),
@@ -176,6 +178,24 @@ class _Court:
         assert judged.limit is not None
         noise = max(self.error(forward), roundoff(judged.pair.reference.dtype, judged.pair.candidate[0].dtype))
         return explained_by_flips(self.load(judged.pair), self.load(self.items[forward].pair), judged.limit, noise)
+
+    def unrecorded_flip(self, judged: PairResult) -> str | None:
+        """Whether flips that are visible in the forward pass alone may be behind a parameter's gradient.
+
+        Without the activation gradient it cannot be told; a few flips among many explain an error of that size only.
+        """
+        site = judged.site
+        if site.phase not in ("grad", "grad_scaled") or self.graph.has_gradient(site) or judged.error is None:
+            return None
+        for result in self.results.values():
+            found = result.measurement
+            same_pass = (result.site.phase, result.site.step) == ("fwd", site.step) and result.verdict in CLEAN
+            if found is None or not same_pass or found.detail is None or not found.detail.sign_flips:
+                continue
+            if judged.error <= FLIP_REACH * (found.detail.sign_flips / found.compared) ** 0.5:
+                flips = f"{found.detail.sign_flips} signs of fwd {result.site.name} were decided the other way"
+                return f"{flips} at a near-tie, which may explain it; record activation gradients to tell"
+        return None
 
     def coarser_dtype(self, judged: PairResult) -> str | None:
         """The shorter format the candidate's numbers were rounded to, if that explains the error."""
