@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import as_array
 from .atomic import replacing
 from .dtypes import ML_NAMES, dtype_name
 from .errors import FormatError, SiteError, storage
@@ -90,12 +91,12 @@ def write_stage_file(directory: str | os.PathLike[str], layer: int, stage: str, 
 def _as_float32(values: Any, path: Path) -> NDArray[np.float32]:
     """Plain lists are rounded, as a literal would be; arrays of another type only where nothing is lost."""
     with np.errstate(all="ignore"):
-        if not hasattr(values, "dtype"):
-            try:
-                return np.asarray(values, np.float32)
-            except (ValueError, TypeError) as error:
-                raise SiteError(f"{path}: APRT holds float32 numbers, not these ({error}); give an array") from None
-        array = np.asarray(values)
+        array: NDArray[Any] = as_array(values, str(path))
+        if not hasattr(values, "dtype") and array.dtype.kind in "fiu":
+            rounded = array.astype(np.float32)
+            if np.any(np.isinf(rounded) & np.isfinite(array)):
+                raise SiteError(f"{path}: a value is beyond float32, which APRT holds; scale or convert it first")
+            return rounded
         if array.dtype == np.float32 or array.dtype.newbyteorder("=") == np.float32:
             return array
         narrowed = (

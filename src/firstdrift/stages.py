@@ -88,10 +88,10 @@ def parse_layer_range(text: str) -> range:
 def _bound(text: str, which: str, whole: str) -> int:
     digits = text.strip()
     if not _BOUND.fullmatch(digits):
-        raise StageError(f"layer range {whole!r}: {which} {digits!r} is not a whole number")
+        raise StageError(f"layer range {whole!r}: {which} {digits!r} is not a whole number; write START..END")
     significant = digits.lstrip("+0") or "0"  # int() refuses texts of thousands of digits, zeros included
     if len(significant) > 10 or int(significant) > 0xFFFFFFFF:
-        raise StageError(f"layer range {whole!r}: {which} {digits} is above {0xFFFFFFFF}")
+        raise StageError(f"layer range {whole!r}: {which} {digits} is above {0xFFFFFFFF}; write START..END")
     return int(significant)
 
 

@@ -63,7 +63,7 @@ def test_a_file_name_says_the_site(tmp_path, name, site):
     assert [record.site for record in fd.open_trace(step(tmp_path / "step000", name))] == [site]
 
 
-@pytest.mark.parametrize("name", ["conv1", "conv1.forward", "layers.0.fwd.s000", "conv1.s000", ".fwd", "x.FWD", "x."])
+@pytest.mark.parametrize("name", ["conv1", "conv1.forward", "layers.0.fwd.s000", "conv1.s000", "x.FWD", "x."])
 def test_a_stray_or_dotted_file_name_is_refused_with_the_phases_there_are(tmp_path, name):
     step(tmp_path / "step000", "ok.fwd", name)
     with pytest.raises(fd.FormatError, match=r"\.npy: after the probe \(a name without dots\).*w_before"):
@@ -449,3 +449,16 @@ def test_a_module_recorded_only_by_its_input_is_in_the_list(tmp_path):
     source = memory_trace({fd.Site(0, "fwd", "a", "in.0"): np.zeros(1), fd.Site(0, "fwd", "b", "out"): np.zeros(1)})
     export(source, tmp_path / "out")
     assert {record.site for record in fd.open_trace(tmp_path / "out")} == {record.site for record in source}
+
+
+@pytest.mark.parametrize("name", ["conv.weight.fwd.s000", "net.input.fwd.s000", "a.fwd.s000.s001"])
+def test_a_second_phase_or_sample_shows_a_dot_in_the_probe(tmp_path, name):
+    step(tmp_path / "step000", "ok.fwd", name)
+    with pytest.raises(fd.FormatError, match="a probe must have no dot, rename it"):
+        fd.open_trace(tmp_path)
+
+
+def test_hidden_files_are_left_alone(tmp_path):
+    step(tmp_path / "step000", "ok.fwd")
+    (tmp_path / "step000" / "._ok.fwd.npy").write_bytes(b"resource fork")
+    assert len(fd.open_trace(tmp_path)) == 1

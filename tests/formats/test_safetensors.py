@@ -189,3 +189,9 @@ def test_a_directory_of_several_checkpoints_asks_which(tmp_path):
     save_file({"a": X}, tmp_path / "b.safetensors")
     with pytest.raises(fd.NotATraceError, match=r"holds 2 files a\.safetensors, b\.safetensors; name the one to open"):
         fd.open_trace(tmp_path)
+
+
+def test_one_shard_of_several_without_their_index_is_not_a_whole_checkpoint(tmp_path):
+    save_file({"a.weight": np.ones(3, np.float32)}, tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(fd.NotATraceError, match="is one of 2 shards, without their index; fetch it"):
+        fd.open_trace(tmp_path)

@@ -27,6 +27,7 @@ from .probe_order import infer_order
 
 NAME = "npy"
 PROBES = "probes.txt"
+FILES = "[!.]*.npy"  # hidden files are the system's, not a harness's
 LOSS = "loss"  # the probe of the loss gradient; it needs no line in the manifest
 MAX_MANIFEST = 16 << 20
 _STEP = re.compile(r"step([0-9]{1,18})")
@@ -39,7 +40,7 @@ _READABLE = "check that it exists and that you may read it"
 @without_raising
 def recognise(path: Path) -> bool:
     """Whether a directory holds npy files, or step directories that do."""
-    return path.is_dir() and (any(path.glob("*.npy")) or any(any(d.glob("*.npy")) for _, d in _step_directories(path)))
+    return path.is_dir() and (any(path.glob(FILES)) or any(any(d.glob(FILES)) for _, d in _step_directories(path)))
 
 
 def read(path: Path, order: Path | None = None) -> Trace:
@@ -47,9 +48,9 @@ def read(path: Path, order: Path | None = None) -> Trace:
     with storage(path, "read the npy files", _READABLE):
         path.stat()
         steps = _step_directories(path) or [(_step_number(path), path)]
-        if steps[0][1] != path and (mixed := next(path.glob("*.npy"), None)):
+        if steps[0][1] != path and (mixed := next(path.glob(FILES), None)):
             raise FormatError(f"{mixed}: lies beside step directories; move it into the step it belongs to")
-        found = [(_site(file, step), file) for step, directory in steps for file in directory.glob("*.npy")]
+        found = [(_site(file, step), file) for step, directory in steps for file in directory.glob(FILES)]
         found.sort(key=_within_a_probe)
         if not found:
             raise NotATraceError(f"{path}: holds no npy files; expected stepNNN/<probe>.<phase>[.sNNN].npy")
@@ -113,10 +114,10 @@ def _make_room(path: Path, overwrite: bool) -> None:
         return
     if not overwrite or not path.is_dir():
         raise TraceExistsError(f"{path}: is not an empty directory; choose another path, or overwrite (--force)")
-    if any(path.glob("*.npy")):
+    if any(path.glob(FILES)):
         raise TraceExistsError(f"{path}: has npy files outside of step directories; choose another path")
     for _, directory in _step_directories(path):
-        for stale in [*directory.glob("*.npy"), directory / PROBES]:
+        for stale in [*directory.glob(FILES), directory / PROBES]:
             stale.unlink(missing_ok=True)  # samples of an earlier, larger run must not linger
 
 

@@ -33,7 +33,7 @@ _END_RECORD = 22
 @without_raising
 def recognise(path: Path) -> bool:
     """Whether a file is a zip archive that is named npz."""
-    return path.suffix == ".npz" and path.is_file()
+    return path.suffix.lower() == ".npz" and path.is_file()
 
 
 def read(path: Path) -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ DTYPES = {
     "I64": "i64", "I32": "i32", "I16": "i16", "I8": "i8",
     "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool",
 }  # fmt: skip
+_SHARD = re.compile(r"-\d{1,9}-of-(\d{1,9})\.safetensors$")
 _ANYWHERE = Site(0, "weight", "", "weight")
 
 
@@ -109,11 +111,13 @@ def _entry(directory: Path) -> Path:
     for pattern in (f"*{INDEX_SUFFIX}", "*.safetensors"):
         found = sorted(directory.glob(pattern))
         if len(found) == 1:
+            if (shard := _SHARD.search(found[0].name)) and int(shard[1]) > 1:
+                raise NotATraceError(f"{found[0]}: is one of {int(shard[1])} shards, without their index; fetch it")
             return found[0]
         if found:
             names = ", ".join(file.name for file in found[:5])
             raise NotATraceError(f"{directory}: holds {len(found)} files {names}; name the one to open")
-    raise NotATraceError(f"{directory}: holds no safetensors file")
+    raise NotATraceError(f"{directory}: holds no safetensors file; name a directory that does")
 
 
 def _read_file(file: Path, number: int) -> tuple[dict[str, Stored], str | None]:
