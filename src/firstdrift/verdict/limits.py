@@ -28,7 +28,9 @@ class Limits:
         pair = item.pair
         if pair.tolerance is not None:
             return pair.tolerance.relative
-        passed = gain_limit(_kind(pair), *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
+        # A parameter's gradient is linear in the activation gradient that it sums.
+        kind = "linear" if pair.site.phase in ("grad", "grad_scaled") else _kind(pair)
+        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
         return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
 
     def local(self, item: Measured, producers: Sequence[Site]) -> float:

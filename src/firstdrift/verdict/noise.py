@@ -37,7 +37,7 @@ _KINDS = {
     "norm": ("norm",),
     "attention": ("attention", "attn", "sdpa"),
     "activation": ("relu", "gelu", "silu", "elu", "sigmoid", "tanh", "softmax", "softplus", "mish", "swish", "glu"),
-    "add": ("add", "residual"),
+    "add": ("add", "residual", "sub", "sum", "mean"),
     "move": ("pool", "flatten", "reshape", "view", "transpose", "permute", "dropout", "identity", "pad", "concat"),
 }  # fmt: skip
 _ELEMENTWISE = ("activation", "add", "move")
