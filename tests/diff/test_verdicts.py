@@ -588,15 +588,19 @@ def test_the_call_that_made_a_gradient_is_named(tmp_path):
     assert "agrad cell (call 1)" in result.sentence
 
 
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("extra", "code"), [(1.0, 2), (1.5, 1)])
-def test_a_flip_seen_in_the_forward_pass_alone_leaves_a_small_doubt_and_excuses_nothing_large(tmp_path, extra, code):
+def test_a_flip_seen_in_the_forward_pass_alone_leaves_a_small_doubt_and_excuses_nothing_large(
+    tmp_path, extra, code, after
+):
     x, w, flow = normal(64, 32, seed=1), normal(32, 32, seed=2), normal(64, 32, seed=3)
     h = x @ w
     h[3, 5] = 1e-8
     other = noisy(h)
     other[3, 5] = -2e-8
-    ours = {"input input:x": x, "fwd fc": h, "grad fc": x.T @ (flow * (h > 0))}
-    theirs = {"input input:x": x, "fwd fc": other, "grad fc": x.T @ (flow * (other > 0)) * np.float32(extra)}
+    shown = [np.maximum(side, 0) if after else side for side in (h, other)]  # behind the ReLU, or before it
+    ours = {"input input:x": x, "fwd fc": shown[0], "grad fc": x.T @ (flow * (h > 0))}
+    theirs = {"input input:x": x, "fwd fc": shown[1], "grad fc": x.T @ (flow * (other > 0)) * np.float32(extra)}
     result = diffed(tmp_path, ours, theirs)
     assert result.exit_code == code
     assert code == 1 or "1 signs of fwd fc were decided the other way at a near-tie" in result.sentence

@@ -18,6 +18,7 @@ MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an a
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
 FLIP_REACH = 8.0  # how many times its share of the elements, by norm, a flip can weigh in a gradient
+LARGEST = 1 << 26  # elements that are looked at for flips
 MANY = 4  # choices that differ, from which on their share is looked at
 
 Floats = NDArray[np.float64]
@@ -30,7 +31,7 @@ def explained_by_flips(
 
     `forwards` are both sides' values that the decisions were taken on, and `noise` their relative difference.
     """
-    if gradients[0].shape != forwards[0].shape or prod(gradients[0].shape) > 1 << 26:
+    if gradients[0].shape != forwards[0].shape or prod(gradients[0].shape) > LARGEST:
         return None
     ours, theirs = (np.asarray(g, np.float64) for g in gradients)
     x, z = (np.asarray(f, np.float64) for f in forwards)
@@ -42,6 +43,13 @@ def explained_by_flips(
         return f"{int(flipped.sum())} of {flipped.size} signs were decided the other way at a near-tie"
     windows = _routed(ours, theirs, x, z, tie, limit)
     return None if windows is None else f"{windows} maxima were decided the other way at a near-tie"
+
+
+def sign_changes(ours: Array, theirs: Array) -> int:
+    """How many elements are above zero on one side alone: a ReLU's mask, before or after it."""
+    if ours.dtype.kind in "cb" or ours.size > LARGEST:
+        return 0
+    return int(np.count_nonzero(np.greater(ours, 0) != np.greater(theirs, 0)))
 
 
 def tied_choices(indices: tuple[Array, Array], values: tuple[Array, Array], noise: float) -> bool | None:

@@ -18,7 +18,7 @@ from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
-from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, tied_choices
+from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, sign_changes, tied_choices
 from .graph import Graph
 from .limits import Limits
 from .noise import WORST_OF_MANY
@@ -188,13 +188,11 @@ class _Court:
         if site.phase not in ("grad", "grad_scaled") or self.graph.has_gradient(site) or judged.error is None:
             return None
         for result in self.results.values():
-            found = result.measurement
-            same_pass = (result.site.phase, result.site.step) == ("fwd", site.step) and result.verdict in CLEAN
-            if found is None or not same_pass or found.detail is None or not found.detail.sign_flips:
-                continue
-            if judged.error <= FLIP_REACH * (found.detail.sign_flips / found.compared) ** 0.5:
-                flips = f"{found.detail.sign_flips} signs of fwd {result.site.name} were decided the other way"
-                return f"{flips} at a near-tie, which may explain it; record activation gradients to tell"
+            same_pass = (result.site.phase, result.site.step) == ("fwd", site.step) and result.verdict is Verdict.NOISE
+            flips = sign_changes(*self.load(result.pair)) if same_pass and result.measurement is not None else 0
+            if flips and judged.error <= FLIP_REACH * (flips / result.pair.count) ** 0.5:
+                which = f"{flips} signs of fwd {result.site.name} were decided the other way at a near-tie"
+                return f"{which}, which may explain it; record activation gradients to tell"
         return None
 
     def coarser_dtype(self, judged: PairResult) -> str | None:
