@@ -159,7 +159,7 @@ def _result(
     problems = [
         *(f"reference {ours.path}: {problem}" for problem in ours.problems),
         *(f"candidate {theirs.path}: {problem}" for problem in theirs.problems),
-        *([f"{len(missing)} reference sites have no counterpart"] if missing else []),
+        *([_no_counterpart(len(missing))] if missing else []),
         *([] if compared else ["nothing was compared"]),
     ]
     verdict = _verdict(judged, bool(compared))
@@ -213,6 +213,10 @@ def _first_drift(result: PairResult) -> FirstDrift:
     shown = _shown(result.site)
     sentence = f"the first drift is {shown}, introduced by {by}: {result.reason}"
     return FirstDrift(*result.site, introduced_by=by, cause=_cause(result), sentence=sentence)
+
+
+def _no_counterpart(count: int) -> str:
+    return "1 reference site has no counterpart" if count == 1 else f"{count} reference sites have no counterpart"
 
 
 def _shown(site: Site) -> str:
@@ -273,7 +277,8 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
     if off := [result for result in judged if REFERENCE_OFF in result.reason]:
         tail += f", and it is the reference that is off at {_shown(off[0].site)}"
     tail += f", but {problems[0]}" if problems else ""
-    return f"{verdict.value}: all {clean} pairs are {words[verdict]}{tail}"
+    pairs = "the one pair is" if clean == 1 else f"all {clean} pairs are"
+    return f"{verdict.value}: {pairs} {words[verdict]}{tail}"
 
 
 def _captures(measured: Sequence[Measured]) -> list[str]:

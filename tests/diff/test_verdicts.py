@@ -603,4 +603,4 @@ def test_a_flip_seen_in_the_forward_pass_alone_leaves_a_small_doubt_and_excuses_
     theirs = {"input input:x": x, "fwd fc": shown[1], "grad fc": x.T @ (flow * (other > 0)) * np.float32(extra)}
     result = diffed(tmp_path, ours, theirs)
     assert result.exit_code == code
-    assert code == 1 or "1 signs of fwd fc were decided the other way at a near-tie" in result.sentence
+    assert code == 1 or "1 sign of fwd fc decided the other way at a near-tie" in result.sentence

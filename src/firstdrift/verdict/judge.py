@@ -191,7 +191,8 @@ class _Court:
             same_pass = (result.site.phase, result.site.step) == ("fwd", site.step) and result.verdict is Verdict.NOISE
             flips = sign_changes(*self.load(result.pair)) if same_pass and result.measurement is not None else 0
             if flips and judged.error <= FLIP_REACH * (flips / result.pair.count) ** 0.5:
-                which = f"{flips} signs of fwd {result.site.name} were decided the other way at a near-tie"
+                signs = "1 sign" if flips == 1 else f"{flips} signs"
+                which = f"{signs} of fwd {result.site.name} decided the other way at a near-tie"
                 return f"{which}, which may explain it; record activation gradients to tell"
         return None
 
