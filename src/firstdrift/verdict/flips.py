@@ -17,6 +17,7 @@ from ..traces import Array
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
+AMOUNT = 0.05  # by which a gradient may differ that went to another element, and still be the same one
 FLIP_REACH = 8.0  # how many times its share of the elements, by norm, a flip can weigh in a gradient
 LARGEST = 1 << 26  # elements that are looked at for flips
 MANY = 4  # choices that differ, from which on their share is looked at
@@ -79,32 +80,26 @@ def _only_there(ours: Floats, theirs: Floats, flipped: NDArray[np.bool_], limit:
 
 def _routed(ours: Floats, theirs: Floats, x: Floats, z: Floats, tie: float, limit: float) -> int | None:
     """The number of windows whose gradient went to another of two tied maxima, if that explains the difference."""
-    scale = float(np.linalg.norm(ours))
-    moved = np.abs(theirs - ours) > limit * scale / np.sqrt(ours.size)
-    if not 0 < moved.sum() <= MOST * moved.size:
+    lost = (ours != 0) & (theirs == 0)  # what is not the maximum of its window gets nothing at all
+    gained = (ours == 0) & (theirs != 0)
+    count = int(lost.sum())
+    if count != int(gained.sum()) or not _only_there(ours, theirs, lost | gained, limit):
         return None
-    chosen_differently = np.argwhere(moved)
-    lost = [tuple(i) for i in chosen_differently if abs(ours[tuple(i)]) > abs(theirs[tuple(i)])]
-    gained = {tuple(i) for i in chosen_differently} - set(lost)
-    if len(lost) != len(gained):
-        return None
-    for index in lost:
-        partner = _partner(index, gained, ours, theirs, x, z, tie, limit * scale)
+    free = {tuple(index) for index in np.argwhere(gained)}
+    slack = limit * float(np.sqrt(np.mean(ours**2)))
+    for index in map(tuple, np.argwhere(lost)):
+        partner = next((other for other in free if _took_over(index, other, ours, theirs, x, z, tie, slack)), None)
         if partner is None:
             return None
-        gained.remove(partner)
-    return len(lost)
+        free.remove(partner)
+    return count
 
 
-def _partner(
-    index: tuple[int, ...], gained: set[tuple[int, ...]], ours: Floats, theirs: Floats, x: Floats, z: Floats,
-    tie: float, slack: float,
-) -> tuple[int, ...] | None:  # fmt: skip
-    """The element that took over the gradient which `index` lost: same amount, tied value, each side by its own."""
-    for other in gained:
-        same_amount = abs(theirs[other] - ours[index]) <= slack
-        tied = abs(x[index] - x[other]) <= tie
-        own_choice = x[index] >= x[other] and z[other] >= z[index]
-        if same_amount and tied and own_choice:
-            return other
-    return None
+def _took_over(
+    index: tuple[int, ...], other: tuple[int, ...], ours: Floats, theirs: Floats, x: Floats, z: Floats, tie: float,
+    slack: float,
+) -> bool:  # fmt: skip
+    """Whether `other` has the gradient that `index` lost: the same amount, tied values, each side by its own."""
+    same_amount = abs(theirs[other] - ours[index]) <= AMOUNT * abs(ours[index]) + slack
+    own_choice = x[index] >= x[other] and z[other] >= z[index]
+    return bool(same_amount and abs(x[index] - x[other]) <= tie and own_choice)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..dtypes import roundoff
-from ..sites import Site
+from ..sites import BACKWARD_PHASES, Site
 from .graph import Graph
 from .noise import GAIN_MARGIN, forward_length, gain_limit, kind_of, local_limit, per_sample
 
@@ -28,8 +28,8 @@ class Limits:
         pair = item.pair
         if pair.tolerance is not None:
             return pair.tolerance.relative
-        # A parameter's gradient is linear in the activation gradient that it sums.
-        kind = "linear" if pair.site.phase in ("grad", "grad_scaled") else _kind(pair)
+        # Backward passes are linear in the gradient that comes in.
+        kind = "linear" if pair.site.phase in BACKWARD_PHASES else _kind(pair)
         passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
         return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
 
