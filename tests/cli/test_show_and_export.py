@@ -240,4 +240,7 @@ def test_hostile_text_does_not_reach_the_terminal(tmp_path, monkeypatch):
     with fd.Writer("run", model="\x1b[31mred\nline") as writer:
         writer.put("a\x1b[2J", "fwd", np.ones(2), note="\x1b]0;title\ud800")
         writer.put_absent("b", "grad", "\x1b[1m")
-    assert "\x1b" not in run("show", "run").output + run("show", "run", "*").output
+    listed, one = run("show", "run").output, run("show", "run", "*").output
+    assert "\x1b" not in listed + one
+    assert "model \\x1b[31mred\\nline" in listed
+    assert "note: \\x1b]0;title\\ud800" in one

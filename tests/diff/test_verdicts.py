@@ -1,5 +1,7 @@
 """What the diff says, and the exit code that CI trusts."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift import selftest
+from firstdrift.comparison import _verdict
 
 A = normal(8, 16)
 B = normal(8, 16, seed=5)
@@ -557,6 +560,31 @@ def test_what_was_not_measured_does_not_hide_a_later_bug(tmp_path):
             writer.put("b", "fwd", B * np.float32(factor))
     result = fd.diff(tmp_path / "r", tmp_path / "c")
     assert (result.exit_code, result.first_drift.name) == (1, "b")
+
+
+def test_what_was_not_measured_passes_blame_on(tmp_path):
+    for side, sign in (("r", 1), ("c", -1)):
+        with fd.Writer(tmp_path / side) as writer:
+            writer.put("a", "fwd", A * np.float32(sign))
+            writer.put_stats("relu", "fwd", {"mean": 0.0}, dtype="f32", shape=(8, 16))
+            writer.put("b", "fwd", B * np.float32(sign))
+    assert verdicts(fd.diff(tmp_path / "r", tmp_path / "c"))["fwd b"] == "inherited"
+
+
+def test_an_inheritance_without_a_source_is_never_green(tmp_path):
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd a": A})
+    assert _verdict([replace(result.pairs[0], verdict=fd.Verdict.INHERITED)], compared=True) == "inconclusive"
+
+
+def test_a_gradient_that_changed_on_its_way_to_another_maximum_is_no_flip(tmp_path):
+    x = normal(8, 64)
+    x[3, 8], x[3, 9] = 2.0 + 2e-7, 2.0
+    z = x.copy()
+    z[3, 8], z[3, 9] = 2.0, 2.0 + 2e-7
+    ours, theirs = np.zeros((2, 8, 64), np.float32)
+    ours[:, ::8] = theirs[:, ::8] = normal(8, 8, seed=3)
+    ours[3, 8], theirs[3, 8], theirs[3, 9] = 1.5, 0, 3.0
+    assert diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs}).exit_code == 1
 
 
 def test_a_missing_gradient_is_a_drift_under_another_prefix_too(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 import firstdrift as fd
 from firstdrift.store import files
+from firstdrift.store.background import BackgroundQueue
 from firstdrift.store.files import AppendFiles
 
 ONE = np.ones(3, np.float32)
@@ -438,28 +439,32 @@ def test_another_ranks_trace_is_not_taken_away_without_asking(tmp_path):
         writer.put("x", "fwd", ONE)
         with pytest.raises(fd.TraceInUseError):
             fd.Writer(tmp_path / "t", overwrite=True)
-    with pytest.raises(fd.TraceExistsError):
+        assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["rank-0001"]
+    with pytest.raises(fd.TraceExistsError, match="rank-0001: holds a trace already"):
         fd.Writer(tmp_path / "t")
     assert len(fd.open_trace(tmp_path / "t" / "rank-0001")) == 1
 
 
 def test_a_put_under_way_is_waited_for_by_close(tmp_path, monkeypatch):
-    copying, go_on = threading.Event(), threading.Event()
-    real = fd.Writer._claim
+    arrived, go_on = threading.Event(), threading.Event()
+    real = BackgroundQueue.submit
 
-    def slow(self, site):
-        real(self, site)
-        copying.set()
+    def late(self, job, weight):
+        arrived.set()
         go_on.wait()
+        real(self, job, weight)
 
-    monkeypatch.setattr(fd.Writer, "_claim", slow)
+    monkeypatch.setattr(BackgroundQueue, "submit", late)
     writer = fd.Writer(tmp_path / "t", background=True)
     putting = threading.Thread(target=writer.put, args=("x", "fwd", ONE))
     putting.start()
-    copying.wait()
+    arrived.wait()
     closing = threading.Thread(target=writer.close)
-    go_on.set()
     closing.start()
+    while not writer._queue._closed:
+        time.sleep(0.001)
+    closing.join(0.05)  # it has no reason to end, as long as a tensor is on its way
+    go_on.set()
     putting.join()
     closing.join()
     assert len(fd.open_trace(tmp_path / "t")) == 1

@@ -72,6 +72,7 @@ class Writer:
             stale = _stale_ranks(self._root, ranks) if rank == 0 else []
             if stale and not overwrite:
                 raise _exists(stale[0])
+            fresh = not _is_trace(self.path)
             self._files = _open_files(self.path, overwrite)
             try:
                 _forget(stale)
@@ -79,6 +80,8 @@ class Writer:
                     file.write(text.encode())
             except BaseException:
                 self._files.close()
+                if fresh:  # a refusal leaves nothing behind
+                    (self.path / INDEX).unlink(missing_ok=True)
                 raise
         self._queue = BackgroundQueue(QUEUE_BYTES) if background else None
         _open_writers.add(self)
