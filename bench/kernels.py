@@ -64,7 +64,7 @@ def against_comparators(size: str, pair: Pair, least: float) -> Iterator[Row]:
     copies = partial(float64_copies, *pair)
     yield bar(f"all measurements vs float64 copies, {size}", least, measured(pair, threads=2), copies, pairs)
     if size == "16 MiB":
-        plain = partial(definition.measure, *pair, threads=2)
+        plain = partial(definition.measure, *pair)
         yield bar(f"plain numpy kernel vs assert_close, {size}", 1, plain, close)
 
 

@@ -490,7 +490,7 @@ def one_block(array):
     ("shape", "change", "said"),
     [
         ((8, 64), double_row, "100% of the squared error is in row [1, :]"),
-        ((2, 4, 64), lambda a: a[1].__setitem__(2, 9), "99% of the squared error is in row [1, 2, :]"),
+        ((2, 4, 64), lambda a: a[1].__setitem__(2, 9), "100% of the squared error is in row [1, 2, :]"),
         ((8, 64), one_column, "100% of the squared error is in column [:, 5]"),
         ((256, 256), one_block, "100% of the squared error is in the 64x64 block at [64, 64]"),
         ((8, 64), spread, ""),

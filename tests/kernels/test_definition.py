@@ -248,6 +248,17 @@ def test_ulps_of_two_dtypes_are_counted_in_the_coarser() -> None:
     assert detail_of(measure(np.array([1e30], np.float32), half)).max_ulp == 0  # beyond the range: its largest
 
 
+@pytest.mark.parametrize("dtype", p.FLOATS, ids=str)
+def test_the_bits_of_opposite_signs_wrap_around_and_are_counted_through_zero(dtype: np.dtype[Any]) -> None:
+    largest = ml_dtypes.finfo(dtype).max
+    for pair in ((0, -largest), (largest, -0.0), (-largest, largest), (largest, -largest)):
+        reference, candidate = (np.array([side]).astype(dtype) for side in pair)
+        detail = detail_of(measure(reference, candidate))
+        assert [detail.max_ulp] == oracle.ulp_distances(reference, candidate)
+        assert [definition.measure(reference, candidate).detail] == [detail]
+        assert detail.sign_flips == (0 not in pair)
+
+
 def test_a_value_equal_in_two_dtypes_is_equal() -> None:
     values = np.array([1.0, -0.0, np.nan, np.inf, -2.5])
     assert measure(values.astype(np.float32), values.astype(BF16)).bit_equal

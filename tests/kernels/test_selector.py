@@ -15,16 +15,18 @@ from firstdrift import _kernels
 from firstdrift._kernels import definition, layout, threads
 
 from . import pairs as p
+from .closeness import assert_same_measurement, assert_same_stats
 
 
 def test_everything_works_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     reference = rng.standard_normal((100, 70)).astype(np.float32)
     candidate = p.poisoned(rng, p.nudged(rng, reference))
-    expected = _kernels.measure(reference, candidate), _kernels.stats(candidate)
+    expected, statistics = _kernels.measure(reference, candidate), _kernels.stats(candidate)
     monkeypatch.setattr(_kernels, "native", None)
     assert not _kernels.native_available()
-    assert (_kernels.measure(reference, candidate, threads=2), _kernels.stats(candidate)) == expected
+    assert_same_measurement(_kernels.measure(reference, candidate, threads=2), expected, reference, candidate)
+    assert_same_stats(_kernels.stats(candidate), statistics)
 
 
 def test_importing_without_the_compiled_module_and_nothing_but_numpy() -> None:
@@ -82,21 +84,18 @@ def test_every_piece_is_done_once_also_where_no_thread_can_be_started(monkeypatc
     assert done == [0, 1, 2]
 
 
-def test_bands_cover_every_element_once_and_are_few() -> None:
-    for rows, columns in [
-        (0, 0),
-        (1, 1),
-        (64, 10**6),
-        (65, 65),
-        (10**6, 64),
-        (10**5, 10**5),
-        (1, 10**9),
-        (63, 2**20),
-    ]:
-        spans = layout.bands(rows, columns)
-        area = sum((s.stop_row - s.row) * (s.stop_column - s.column) for s in spans)
-        assert area == rows * columns
-        assert len(spans) <= layout.MAX_BANDS
+@pytest.mark.parametrize("shape", [(0, 0), (1, 1), (64, 10**6), (65, 65), (10**6, 64), (10**4, 10**5), (1, 10**8)])
+def test_pieces_cover_every_element_once_and_are_small(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    area = 0
+    for start, stop in layout.panel_groups(rows, columns):
+        assert start % layout.PANEL == 0
+        for left, right in layout.strips(columns):
+            assert left % layout.RUN == 0
+            for top, bottom in layout.row_groups(start, stop, right - left):
+                assert (bottom - top) * (right - left) <= layout.PIECE_SIZE
+                area += (bottom - top) * (right - left)
+    assert area == rows * columns
 
 
 @pytest.mark.parametrize("transposed", [False, True])

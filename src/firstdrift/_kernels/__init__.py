@@ -1,8 +1,8 @@
 """Numbers from arrays: `measure` two tensors, take the `stats` of one.
 
 `definition` says in plain numpy what each number is. Contiguous tensors of the common float formats go
-through the native twin, which gives the same numbers to the last bit; everything else, and an installation
-without the compiled module, through the definition.
+through the native twin, which gives the same numbers (see `definition` for sums); everything else, and an
+installation without the compiled module, through the definition.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ def native_available() -> bool:
 def measure(reference: Array, candidate: Array, *, full: bool = True, threads: int = 1) -> Measurement:
     """Measure what separates two tensors of equal shape; see `definition.measure`.
 
-    Large tensors are shared among up to `threads` threads. The result does not depend on their number.
+    The native kernel shares large tensors among up to `threads` threads; the result does not depend on their
+    number. numpy's operations are too short to be shared: handing over the interpreter's lock costs more.
     """
     reference, candidate = definition.checked_pair(reference, candidate)
     kind = _KINDS.get(reference.dtype)
     if native is None or kind is None or candidate.dtype != reference.dtype:
-        return definition.measure(reference, candidate, full=full, threads=threads)
+        return definition.measure(reference, candidate, full=full)
     left, right = _buffer(reference), _buffer(candidate)
     if left is None or right is None:
-        return definition.measure(reference, candidate, full=full, threads=threads)
+        return definition.measure(reference, candidate, full=full)
     rows, columns = layout.matrix_shape(reference.shape)
     if threads > 1 and reference.size > layout.BAND_SIZE:
         sums = _in_threads(native, (left, right, kind, rows, columns, full), threads)
     else:
         sums = Sums._make(native.measure(left, right, kind, rows, columns, full))
     if kind == 0 and definition.out_of_range(sums):
-        return definition.measure(reference, candidate, full=full, threads=threads)
+        return definition.measure(reference, candidate, full=full)
     return definition.finish(reference, candidate, sums, full)
 
 

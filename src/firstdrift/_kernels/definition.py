@@ -1,7 +1,12 @@
 """The definition of every measured number, in plain numpy and in bounded memory.
 
-Arithmetic is in float64. `passes` takes the raw sums of a pair, in the order `lanes` defines; `results` says
-what follows from them. Numbers are over the positions that are finite on both sides.
+Arithmetic is in float64. `passes` takes the raw sums of a pair; `results` says what follows from them. Numbers
+are over the positions that are finite on both sides.
+
+Counts, the largest difference and where it is, ULP distances, minima and maxima are exact. Sums are of float64
+values in an order that is not defined: two kernels may differ by 1e-12 of the sum of the absolute terms, and so
+may what follows from the sums; of regions whose errors are that close either may be the worst. Each kernel by
+itself always gives the same bits: they do not depend on threads or on how a tensor lies in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +16,6 @@ import math
 import numpy as np
 
 from . import floats, layout
-from .lanes import LANES, in_order, lane_sums, run_shape, run_sums, spread
 from .layout import Array
 from .passes import sums_of_pair
 from .results import Measurement, Number, Stats, Sums, detail_of, measurement_of, stats_of
@@ -21,7 +25,7 @@ from .results import Measurement, Number, Stats, Sums, detail_of, measurement_of
 _LARGEST_SUM, _SMALLEST_SUM = 2.0**1000, 2.0**-800
 
 
-def measure(reference: Array, candidate: Array, *, full: bool = True, threads: int = 1) -> Measurement:
+def measure(reference: Array, candidate: Array, *, full: bool = True) -> Measurement:
     """Measure what separates two tensors of equal shape.
 
     Two float dtypes are compared as float64, which holds both; integers and bools exactly; an integer against
@@ -29,11 +33,11 @@ def measure(reference: Array, candidate: Array, *, full: bool = True, threads: i
     and so are counted and indexed. `full` adds the details of a pair that is not bit-equal.
     """
     reference, candidate = checked_pair(reference, candidate)
-    sums, scale = sums_of_pair(reference, candidate, full, threads=threads), 1.0
+    sums, scale = sums_of_pair(reference, candidate, full), 1.0
     if 8 in (reference.itemsize, candidate.itemsize) and out_of_range(sums):
         scale = _scale(max(_largest(stats(reference)), _largest(stats(candidate))))
     if scale != 1.0:
-        again = sums_of_pair(reference, candidate, full, scale, threads)
+        again = sums_of_pair(reference, candidate, full, scale)
         sums = again._replace(max_abs=sums.max_abs, max_abs_index=sums.max_abs_index)
     return finish(reference, candidate, sums, full, scale)
 
@@ -113,22 +117,15 @@ def _stats(array: Array, scale: float) -> tuple[Stats, float]:
                 origin = float(present[0]) * scale
             low = [min([*low, exact.min().item()])]
             high = [max([*high, exact.max().item()])]
-            sums += _shifted_sums(values, origin, scale)
+            sums += _shifted_sums(present, origin, scale)
     shift, square_shift, square = sums.tolist()
     extremes = (low[0], high[0]) if low else (0, 0)
     moments = (shift, square_shift, square)
     return stats_of(array.size, nan_count, inf_count, extremes, origin, moments, scale), square
 
 
-def _shifted_sums(values: Array, origin: float, scale: float) -> Array:
-    """Sums of x - origin, of its square and of x squared, what is not finite left out."""
-    height, runs = run_shape(values.size)
-    lanes, present, shifted = np.empty((3, height // LANES, runs * LANES))
-    spread(values[None, :], scale, lanes)
-    spread(np.isfinite(values)[None, :], 1.0, present)  # padding is not present either
-    np.subtract(lanes, origin, out=shifted)
-    lanes[present == 0] = shifted[present == 0] = 0.0
-    sums = np.empty((3, runs * LANES))
-    for terms, out in zip((shifted, shifted * shifted, lanes * lanes), sums, strict=True):
-        lane_sums(terms, out)
-    return in_order(np.zeros(3), run_sums(sums))
+def _shifted_sums(values: Array, origin: float, scale: float) -> tuple[float, float, float]:
+    """Sums of x - origin, of its square and of x squared."""
+    values = values * scale
+    shifted = values - origin
+    return float(shifted.sum()), float(np.square(shifted).sum()), float(np.square(values).sum())

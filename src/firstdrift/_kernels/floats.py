@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,14 @@ FLOATS: tuple[DType, ...] = tuple(
 )
 _DIGITS = {dtype: _finfo(dtype).nmant for dtype in FLOATS}
 
+
+def _bits(number: Any) -> int:
+    return int.from_bytes(number.tobytes(), sys.byteorder)
+
+
+# Bits of finite numbers with opposite signs are at least this far apart, whichever way around.
+_ACROSS = {dtype: (1 << (8 * dtype.itemsize - 1)) - _bits(_finfo(dtype).max) for dtype in FLOATS}
+
 BUCKETS = 496  # of the ULP histogram: distances below 16 exactly, then eight buckets an octave up to 2**64
 
 
@@ -42,8 +51,10 @@ def check_dtype(dtype: DType) -> None:
         raise TypeError(f"cannot measure tensors of dtype {dtype}")
 
 
-def coarser(reference: DType, candidate: DType) -> DType:
-    """The float dtype with fewer digits; of two with as many digits the candidate's."""
+def coarser(reference: DType, candidate: DType) -> DType | None:
+    """The float dtype with fewer digits; of two with as many digits the candidate's; none if either is no float."""
+    if not (is_float(reference) and is_float(candidate)):
+        return None
     a, b = reference.newbyteorder("="), candidate.newbyteorder("=")
     return a if _DIGITS[a] < _DIGITS[b] else b
 
@@ -64,25 +75,30 @@ def distance(low: Array, high: Array) -> Array:
     return gap
 
 
-def ulp_distances(a: Array, b: Array) -> tuple[Array, int]:
-    """How many representable numbers lie between the values, and how many pairs have opposite signs.
+def bit_gaps(a: Array, b: Array, out: Array) -> Array:
+    """The differences of the bits of two arrays of one dtype, read as signed integers that wrap around."""
+    gaps: Array = np.subtract(a.view(out.dtype), b.view(out.dtype), out=out)
+    return gaps
+
+
+def ulp_distances(a: Array, b: Array, gaps: Array) -> tuple[Array, int, int]:
+    """How many representable numbers lie between finite values, the most of them, and how many pairs have
+    opposite signs. `gaps` are those of the bits; distances take their place.
 
     Of one sign the bits count the numbers from zero; pairs that lie across zero are few and counted apart.
     Both zeros are the same number.
     """
-    signed, unsigned = f"i{a.itemsize}", f"u{a.itemsize}"
-    x, y = a.view(signed), b.view(signed)
-    gaps = x - y
-    opposite = x ^ y  # negative where the signs differ
-    np.abs(gaps, out=gaps)
-    if not gaps.size or opposite.min() >= 0:
-        return gaps.view(unsigned), 0
-    across = np.nonzero(opposite < 0)
-    u, v = x[across].view(unsigned), y[across].view(unsigned)
-    largest = np.array((1 << (8 * a.itemsize - 1)) - 1, unsigned)
-    u, v = u & largest, v & largest
-    gaps.view(unsigned)[across] = u + v
-    return gaps.view(unsigned), int(np.count_nonzero((u != 0) & (v != 0)))
+    unsigned = f"u{a.itemsize}"
+    distances: Array = np.abs(gaps, out=gaps).view(unsigned)
+    largest = int(distances.max())
+    if largest < _ACROSS[a.dtype]:
+        return distances, largest, 0
+    x, y = a.view(unsigned), b.view(unsigned)
+    magnitude = np.array((1 << (8 * a.itemsize - 1)) - 1, unsigned)
+    across = np.nonzero((x ^ y) > magnitude)
+    u, v = x[across] & magnitude, y[across] & magnitude
+    distances[across] = u + v
+    return distances, int(distances.max()), int(np.count_nonzero((u != 0) & (v != 0)))
 
 
 def integer_distance(a: Array, b: Array) -> Array:
@@ -99,9 +115,9 @@ def integer_distance(a: Array, b: Array) -> Array:
     return distance(np.minimum(a, b), np.maximum(a, b))
 
 
-def histogram(distances: Array) -> Array:
+def histogram(distances: Array, largest: int) -> Array:
     """Counts per bucket: the value itself below 8, else its octave and three bits after the leading one."""
-    if distances.size and distances.max() < 16:  # the buckets of the first octave beyond 8 hold one value each
+    if largest < 16:  # the buckets of the first octave beyond 8 hold one value each
         small: Array = np.bincount(distances.reshape(-1).astype(np.int64), minlength=BUCKETS)
         return small
     exact = distances

@@ -19,8 +19,7 @@ Array = np.ndarray[Any, Any]
 
 RUN = 64  # elements summed together; a block is RUN x RUN
 PANEL = 64  # rows summed together
-MAX_BANDS = 16  # independent parts of a tensor; bounds the memory of column sums and the threads of use
-BAND_SIZE = 1 << 20  # elements a band has at least
+BAND_SIZE = 1 << 20  # elements the native kernel gives a thread at least
 MAX_COLUMNS = 1 << 16  # wider matrices have no column sums
 SAMPLED_SIZE = 1 << 20  # tensors from this size on are sampled for the ULP histogram
 SAMPLE_STEP = 8
@@ -93,37 +92,21 @@ def _leading_axes(shape: tuple[int, ...], rows: int) -> int:
     return count
 
 
-def bands(rows: int, columns: int) -> list[Span]:
-    """The independent parts of a matrix, a function of its shape alone: sums do not depend on the thread
-    count.
-
-    Tall matrices are cut between panels of 64 rows, those of at most one panel between runs of 64 columns.
-    """
-    if not rows:
-        return []
-    tall = rows > PANEL
-    length, other = (rows, columns) if tall else (columns, rows)
-    units = -(-length // RUN)
-    step = RUN * max(-(-BAND_SIZE // (RUN * other)), -(-units // MAX_BANDS))
-    cuts = [(start, min(start + step, length)) for start in range(0, length, step)]
-    return [Span(*cut, 0, columns) if tall else Span(0, rows, *cut) for cut in cuts]
-
-
-def panel_groups(band: Span) -> Iterator[tuple[int, int]]:
-    """Row ranges of a band: several whole panels while they fit a piece, a last partial one by itself."""
-    step = PANEL * max(1, PIECE_SIZE // (PANEL * (band.stop_column - band.column)))
-    row = band.row
-    while row < band.stop_row:
-        left = band.stop_row - row
+def panel_groups(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Row ranges of a matrix: several whole panels while they fit a piece, a last partial one by itself."""
+    step = PANEL * max(1, PIECE_SIZE // (PANEL * max(1, columns)))
+    row = 0
+    while row < rows:
+        left = rows - row
         take = min(step, left if left < PANEL else left // PANEL * PANEL)
         yield row, row + take
         row += take
 
 
-def strips(band: Span) -> Iterator[tuple[int, int]]:
-    """Column ranges of a band: all of its columns, or as many as a piece of one row holds."""
-    for column in range(band.column, band.stop_column, PIECE_SIZE):
-        yield column, min(column + PIECE_SIZE, band.stop_column)
+def strips(columns: int) -> Iterator[tuple[int, int]]:
+    """Column ranges of a matrix: all of its columns, or as many as a piece of one row holds."""
+    for column in range(0, columns, PIECE_SIZE):
+        yield column, min(column + PIECE_SIZE, columns)
 
 
 def row_groups(row: int, stop_row: int, width: int) -> Iterator[tuple[int, int]]:
@@ -134,9 +117,9 @@ def row_groups(row: int, stop_row: int, width: int) -> Iterator[tuple[int, int]]
 
 
 @lru_cache(maxsize=64)
-def sampled_runs(start: int, rows: int, runs: int) -> Array:
-    """Which runs (row * run) of a piece are sampled: each eighth, another one in each row."""
-    return np.flatnonzero((start + np.arange(rows)[:, None] + np.arange(runs)) % SAMPLE_STEP == 0)
+def sampled(start: int, rows: int, width: int) -> Array:
+    """Which elements (of the flattened piece) are sampled: each eighth run, another one in each row."""
+    return np.flatnonzero((start + np.arange(rows)[:, None] + np.arange(width) // RUN) % SAMPLE_STEP == 0)
 
 
 def in_memory_order(array: Array) -> Array:

@@ -1,4 +1,4 @@
-/* Native twin of definition.py: the same numbers, to the last bit, in one fused pass that releases the GIL.
+/* Native twin of definition.py: the same numbers (of sums see there) in one fused pass that releases the GIL.
  *
  *   measure(reference, candidate, kind, rows, columns, full) -> the fields of results.Sums
  *   partials_size(rows, columns, full) -> (bands, bytes)           the same in parts, so that

@@ -10,53 +10,38 @@ import math
 import numpy as np
 
 from . import floats, layout
-from .lanes import in_order, lane_sums, run_sums, spread
 from .layout import PANEL, RUN, Array, Matrix, Span
-from .results import Number, Sums
-from .threads import share
+from .results import Sums
 from .totals import NOWHERE, Piece, Regions, Task, Totals, Workspace
 
 
-def sums_of_pair(reference: Array, candidate: Array, full: bool, scale: float = 1.0, threads: int = 1) -> Sums:
+def sums_of_pair(reference: Array, candidate: Array, full: bool, scale: float = 1.0) -> Sums:
     """The raw sums of two real tensors of equal shape, their values multiplied by `scale`."""
     task = Task(
         reference=Matrix(reference),
         candidate=Matrix(candidate),
         integers=reference.dtype.kind in "iub" and candidate.dtype.kind in "iub",
-        both_float=floats.is_float(reference.dtype) and floats.is_float(candidate.dtype),
+        ulp_dtype=floats.coarser(reference.dtype, candidate.dtype),
         sampled=reference.size >= layout.SAMPLED_SIZE,
         full=full,
         scale=scale,
     )
-    spans = layout.bands(task.reference.rows, task.reference.columns)
-    bands: list[Totals | None] = [None] * len(spans)
-
-    spare: list[Workspace] = []
-
-    def work(band: int) -> None:
-        workspace = spare.pop() if spare else Workspace()
-        with np.errstate(all="ignore"):
-            bands[band] = _band(task, spans[band], workspace)
-        spare.append(workspace)
-
-    share(work, len(spans), threads)
-    totals = Totals.of(task)
-    for band in bands:
-        assert band is not None
-        totals.add(band)
-    return _raw(totals, full)
+    totals, workspace = Totals.of(task), Workspace(reference.size)
+    with np.errstate(all="ignore"):
+        for row, stop_row in layout.panel_groups(task.reference.rows, task.reference.columns):
+            _add_panels(totals, task, row, stop_row, workspace)
+    return _raw(totals, task)
 
 
-def _raw(totals: Totals, full: bool) -> Sums:
-    squares: tuple[float, float, float, float, float] = tuple(totals.squares.tolist())
-    worst_row, worst_column = totals.worst_row if full else NOWHERE, NOWHERE
-    if full and totals.row_squares is not None and totals.row_counts is not None:
-        worst_row = _worse(worst_row, totals.row_squares, totals.row_counts)
-    if totals.column_squares is not None and totals.column_counts is not None:
-        mean, column, _ = _worse(NOWHERE, totals.column_squares, totals.column_counts)
+def _raw(totals: Totals, task: Task) -> Sums:
+    worst_column = NOWHERE
+    if totals.column_squares is not None and totals.column_missing is not None:
+        counts = task.reference.rows - totals.column_missing
+        mean, column, _ = _worse(NOWHERE, totals.column_squares, counts)
         worst_column = (mean, 0, column) if column >= 0 else NOWHERE
+    square_reference, square_candidate, square_difference, dot, difference = totals.sums.tolist()
     return Sums(
-        totals.compared,
+        task.reference.rows * task.reference.columns - totals.missing,
         totals.differing,
         totals.nan_reference,
         totals.nan_candidate,
@@ -66,76 +51,61 @@ def _raw(totals: Totals, full: bool) -> Sums:
         totals.mismatch_index,
         totals.max_abs,
         totals.max_abs_index,
-        *squares,
+        square_reference,
+        square_candidate,
+        square_difference,
+        dot,
+        difference,
         totals.sign_flips,
         totals.max_ulp,
         floats.percentile_999(totals.ulp_counts, totals.max_ulp),
         floats.octaves(totals.ulp_counts),
-        worst_row,
+        totals.worst_row,
         worst_column,
         totals.worst_block,
     )
 
 
-def _band(task: Task, band: Span, workspace: Workspace) -> Totals:
-    totals = Totals.of(task)
-    for row, stop_row in layout.panel_groups(band):
-        rows = stop_row - row
-        panels = max(1, rows // PANEL)
-        row_sums, row_counts = np.zeros((5, rows)), np.zeros(rows, np.int64)
-        for column, stop_column in layout.strips(band):
-            regions = Regions(panels, stop_column - column)
-            for start, stop in layout.row_groups(row, stop_row, stop_column - column):
-                span, here = Span(start, stop, column, stop_column), slice(start - row, stop - row)
-                _add_piece(totals, task, span, workspace, regions, row_sums[:, here], row_counts[here])
+def _add_panels(totals: Totals, task: Task, row: int, stop_row: int, workspace: Workspace) -> None:
+    row_squares, row_missing = np.zeros(stop_row - row), np.zeros(stop_row - row, np.int64)
+    for column, stop_column in layout.strips(task.reference.columns):
+        regions = Regions(stop_row - row, stop_column - column)
+        for start, stop in layout.row_groups(row, stop_row, stop_column - column):
+            piece, squares = _add_piece(totals, task, Span(start, stop, column, stop_column), workspace)
+            row_squares[start - row : stop - row] += squares
+            if piece.missing is not None:
+                row_missing[start - row : stop - row] += np.count_nonzero(piece.missing, axis=1)
             if task.full:
-                _add_regions(totals, regions, row, column)
-        totals.compared += int(row_counts.sum())
-        panel_sums = in_order(np.zeros((5, panels)), row_sums.reshape(5, panels, -1))
-        totals.squares = in_order(totals.squares, panel_sums)
-        if totals.row_squares is not None and totals.row_counts is not None:
-            totals.row_squares += row_sums[2]
-            totals.row_counts += row_counts
-        else:
-            totals.worst_row = _worse(totals.worst_row, row_sums[2], row_counts, row)
-    return totals
-
-
-def _add_piece(
-    totals: Totals, task: Task, span: Span, workspace: Workspace, regions: Regions, row_sums: Array, row_counts: Array
-) -> None:
-    """Add a piece to everything it belongs to; `row_sums` and `row_counts` are those of its rows."""
-    piece, products = _cut(totals, task, span, workspace)
-    counts = piece.run_counts()
-    row_sums[:] = in_order(row_sums, products)
-    row_counts += counts.sum(axis=1)
-    _add_largest(totals, task, piece)
+                regions.add(piece)
+            _add_largest(totals, task, piece)
+            if task.full:
+                _add_ulps(totals, task, piece)
+        if task.full:
+            _add_regions(totals, regions, row, column)
     if task.full:
-        regions.add(products[2], counts, piece.lanes[3])
-        _add_column_counts(totals, piece)
-        _add_ulps(totals, task, piece, counts)
+        totals.worst_row = _worse(totals.worst_row, row_squares, task.reference.columns - row_missing, row)
 
 
-def _cut(totals: Totals, task: Task, span: Span, workspace: Workspace) -> tuple[Piece, Array]:
-    """Take a piece out of both sides, with its products; count what differs and what is not finite."""
+def _add_piece(totals: Totals, task: Task, span: Span, workspace: Workspace) -> tuple[Piece, Array]:
+    """Take a piece out of both sides and add its sums; return it with the sum of squared differences of each row."""
     reference, candidate = task.reference.piece(span), task.candidate.piece(span)
-    totals.differing += _count_differing(reference, candidate)
-    lanes = workspace.arrays(4, *reference.shape)
-    products, finite = _products(reference, candidate, task.scale, lanes), None
+    piece = Piece(span.row, span.column, task.reference.columns, reference, candidate, workspace.arrays(reference.size))
+    totals.differing += _count_differing(piece)
+    sums = piece.measure(task.scale)
     # What is not finite survives in the sum of differences; only then is each element looked at.
-    if not math.isfinite(float(products[4].sum())):
-        finite = _count_nonfinite(totals, reference, candidate, span, task.reference.columns)
-    if finite is not None:
-        reference, candidate = (np.where(finite, side, side.dtype.type(0)) for side in (reference, candidate))
-        products = _products(reference, candidate, task.scale, lanes)
-    piece = Piece(span.row, span.column, task.reference.columns, reference, candidate, finite, lanes)
-    return piece, products
+    if not math.isfinite(sums.difference):
+        missing = _count_nonfinite(totals, piece)
+        if missing.any():
+            piece.leave_out(missing)
+            sums = piece.measure(task.scale)
+    totals.sums += sums[:5]
+    return piece, sums.rows
 
 
-def _count_differing(a: Array, b: Array) -> int:
+def _count_differing(piece: Piece) -> int:
+    a, b = piece.reference, piece.candidate
     if a.dtype == b.dtype:
-        bits = f"u{a.itemsize}"
-        return int(np.count_nonzero(a.view(bits) != b.view(bits)))
+        return int(np.count_nonzero(floats.bit_gaps(a, b, piece.gaps(a.itemsize))))
     if a.dtype.kind in "iub" and b.dtype.kind in "iub":
         return int(np.count_nonzero(floats.integer_distance(a, b)))
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -143,97 +113,72 @@ def _count_differing(a: Array, b: Array) -> int:
     return int(same.size - np.count_nonzero(same))
 
 
-def _count_nonfinite(totals: Totals, reference: Array, candidate: Array, span: Span, columns: int) -> Array | None:
-    """Count NaNs and Infs of a piece and where the sides disagree on them; say which positions are finite."""
-    a, b = reference.astype(np.float64), candidate.astype(np.float64)
+def _count_nonfinite(totals: Totals, piece: Piece) -> Array:
+    """Count NaNs and Infs of a piece and where the sides disagree on them; say which positions are not compared."""
+    a, b = piece.reference.astype(np.float64), piece.candidate.astype(np.float64)
     nan_a, nan_b, inf_a, inf_b = np.isnan(a), np.isnan(b), np.isinf(a), np.isinf(b)
     totals.nan_reference += int(np.count_nonzero(nan_a))
     totals.nan_candidate += int(np.count_nonzero(nan_b))
     totals.inf_reference += int(np.count_nonzero(inf_a))
     totals.inf_candidate += int(np.count_nonzero(inf_b))
-    rows, places = np.nonzero((nan_a != nan_b) | (inf_a != inf_b) | (inf_a & inf_b & (a != b)))
-    totals.mismatches += rows.size
-    if rows.size:
-        totals.note_mismatch(int(((span.row + rows) * columns + span.column + places).min()))
-    finite: Array = ~(nan_a | nan_b | inf_a | inf_b)
-    return None if finite.all() else finite
-
-
-def _products(reference: Array, candidate: Array, scale: float, lanes: Array) -> Array:
-    """Run sums (5, row, run) of the squares of reference, candidate and difference, of the dot product and of
-    the difference. Fills `lanes` with reference, candidate, difference and difference squared."""
-    a, b, d, product = lanes
-    spread(reference, scale, a)
-    spread(candidate, scale, b)
-    np.subtract(b, a, out=d)
-    sums = np.empty((5, lanes.shape[2]))
-    for left, right, out in ((a, a, sums[0]), (b, b, sums[1]), (a, b, sums[3]), (d, d, sums[2])):
-        lane_sums(np.multiply(left, right, out=product), out)
-    lane_sums(d, sums[4])
-    return run_sums(sums).reshape(5, len(reference), -1)
+    mismatches = np.flatnonzero((nan_a != nan_b) | (inf_a != inf_b) | (inf_a & inf_b & (a != b)))
+    totals.mismatches += mismatches.size
+    if mismatches.size:
+        totals.note_mismatch(piece.flat_index(int(mismatches[0])))
+    missing: Array = nan_a | nan_b | inf_a | inf_b
+    totals.missing += int(np.count_nonzero(missing))
+    return missing
 
 
 def _add_largest(totals: Totals, task: Task, piece: Piece) -> None:
     """Keep the largest difference and the first (in flat order) position that has it."""
-    difference = piece.lanes[2]
     if task.integers:
-        gap = floats.integer_distance(piece.reference, piece.candidate)
-        largest: Number = int(gap.max())
-    else:
-        bounds = {float(difference.max()), float(difference.min())}
-        largest = max(map(abs, bounds))
-    if not largest or largest < totals.max_abs:
+        gaps = floats.integer_distance(piece.reference, piece.candidate)
+    elif float(piece.squares.max()) < totals.max_abs * totals.max_abs:  # nearly always, and in a single pass
         return
-    if task.integers:
-        rows, columns = np.nonzero(gap == largest)
-        indices = (piece.row + rows) * piece.columns + piece.column + columns
     else:
-        found = [np.flatnonzero(difference == bound) for bound in bounds if abs(bound) == largest]
-        indices = piece.flat_indices(np.concatenate(found))
-    index = int(indices.min())
-    if largest > totals.max_abs or index < totals.max_abs_index:
+        gaps = np.abs(piece.differences, out=piece.squares)
+    place = int(gaps.argmax())
+    largest, index = gaps.item(place), piece.flat_index(place)
+    if largest > totals.max_abs or (0 < largest == totals.max_abs and index < totals.max_abs_index):
         totals.max_abs, totals.max_abs_index = largest, index
 
 
 def _add_regions(totals: Totals, regions: Regions, row: int, column: int) -> None:
-    """Keep the worst block, the first of equals, and add a panel after the other to the columns."""
-    mean, index, _ = _worse(NOWHERE, regions.block_squares.reshape(-1), regions.block_counts.reshape(-1))
-    panel, run = divmod(index, regions.block_squares.shape[1])
+    """Keep the worst block, the first of equals, and add to the columns."""
+    squares, counts = regions.blocks()
+    mean, index, _ = _worse(NOWHERE, squares.reshape(-1), counts.reshape(-1))
+    panel, run = divmod(index, squares.shape[1])
     block = (row + panel * PANEL, column + run * RUN)
     worst, *place = totals.worst_block
     if index >= 0 and (mean > worst or (mean == worst and block < tuple(place))):
         totals.worst_block = (mean, *block)
-    if totals.column_squares is not None:
-        for squares in regions.column_squares():
-            totals.column_squares[column : column + regions.width] += squares
+    if totals.column_squares is not None and totals.column_missing is not None:
+        here = slice(column, column + regions.squares.shape[1])
+        totals.column_squares[here] += regions.squares.sum(axis=0)
+        if regions.missing is not None:
+            totals.column_missing[here] += regions.missing.sum(axis=0)
 
 
-def _add_column_counts(totals: Totals, piece: Piece) -> None:
-    if totals.column_counts is not None:
-        rows, width = piece.reference.shape
-        counts = rows if piece.finite is None else np.count_nonzero(piece.finite, axis=0)
-        totals.column_counts[piece.column : piece.column + width] += counts
-
-
-def _add_ulps(totals: Totals, task: Task, piece: Piece, counts: Array) -> None:
+def _add_ulps(totals: Totals, task: Task, piece: Piece) -> None:
     """Count sign flips and, of two float tensors, the ULP distances."""
-    if not task.both_float:
-        totals.sign_flips += int(np.count_nonzero(np.sign(piece.lanes[0]) * np.sign(piece.lanes[1]) < 0))
+    a, b, dtype = piece.reference, piece.candidate, task.ulp_dtype
+    if dtype is None:
+        totals.sign_flips += int(np.count_nonzero(((a < 0) & (b > 0)) | ((a > 0) & (b < 0))))
         return
-    dtype = floats.coarser(piece.reference.dtype, piece.candidate.dtype)
-    sides = (floats.narrowed(side, dtype) for side in (piece.reference, piece.candidate))
-    distances, flips = floats.ulp_distances(*sides)
+    gaps, missing = piece.gaps(dtype.itemsize), piece.missing
+    if a.dtype != b.dtype or missing is not None:
+        a, b = floats.narrowed(a, dtype), floats.narrowed(b, dtype)
+        floats.bit_gaps(a, b, gaps)
+    distances, largest, flips = floats.ulp_distances(a, b, gaps)
     totals.sign_flips += flips
-    totals.max_ulp = max(totals.max_ulp, int(distances.max()))
-    shape, counts = counts.shape, counts.reshape(-1)
-    by_run = piece.by_run(distances).reshape(counts.size, -1)
+    totals.max_ulp = max(totals.max_ulp, largest)
     if task.sampled:
-        start = (piece.row + piece.column // RUN) % layout.SAMPLE_STEP
-        chosen = layout.sampled_runs(start, *shape)
-        by_run, counts = by_run.take(chosen, axis=0), counts.take(chosen)
-    totals.ulp_counts += floats.histogram(by_run)
-    # Padding and the positions left out were counted as equal.
-    totals.ulp_counts[0] -= by_run.size - int(counts.sum())
+        chosen = layout.sampled((piece.row + piece.column // RUN) % layout.SAMPLE_STEP, *distances.shape)
+        distances, missing = distances.take(chosen), None if missing is None else missing.take(chosen)
+    totals.ulp_counts += floats.histogram(distances, largest)
+    if missing is not None:  # were counted as equal
+        totals.ulp_counts[0] -= np.count_nonzero(missing)
 
 
 def _worse(worst: tuple[float, int, int], squares: Array, counts: Array, start: int = 0) -> tuple[float, int, int]:

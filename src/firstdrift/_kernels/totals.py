@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from . import floats, layout
-from .lanes import LANES, in_order, run_shape
-from .layout import PANEL, Array, Matrix
+from . import floats
+from .layout import MAX_COLUMNS, PANEL, PIECE_SIZE, RUN, Array, Matrix
 from .results import Number
 
 NOWHERE = (-1.0, -1, -1)
+
+_CHUNK = 1 << 12  # elements of a dot product: so few that no BLAS shares them among threads of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Task:
     reference: Matrix
     candidate: Matrix
     integers: bool
-    both_float: bool
+    ulp_dtype: floats.DType | None  # in which ULPs are counted, of two float tensors
     sampled: bool
     full: bool
     scale: float
@@ -29,21 +31,19 @@ class Task:
 
 @dataclass(slots=True)
 class Totals:
-    """What accumulates over a band, and then over the bands."""
+    """What accumulates over the pieces."""
 
-    squares: Array  # see _products
-    row_squares: Array | None  # of matrices of at most one panel, whose bands cut the rows
-    row_counts: Array | None
     column_squares: Array | None
-    column_counts: Array | None
-    ulp_counts: Array
+    column_missing: Array | None
     max_abs: Number
+    sums: Array = field(default_factory=lambda: np.zeros(5))  # the first five of PieceSums
+    ulp_counts: Array = field(default_factory=lambda: np.zeros(floats.BUCKETS, np.int64))
     max_abs_index: int = -1
     mismatch_index: int = -1
     max_ulp: int = 0
     worst_row: tuple[float, int, int] = NOWHERE
     worst_block: tuple[float, int, int] = NOWHERE
-    compared: int = 0
+    missing: int = 0
     differing: int = 0
     nan_reference: int = 0
     nan_candidate: int = 0
@@ -55,69 +55,39 @@ class Totals:
     @classmethod
     def of(cls, task: Task) -> Totals:
         """Nothing yet."""
-        rows = task.reference.rows if task.reference.rows <= PANEL else None
-        columns = task.reference.columns
-        summed = columns if task.full and columns <= layout.MAX_COLUMNS else None
+        columns, summed = task.reference.columns, task.full and task.reference.columns <= MAX_COLUMNS
         return cls(
-            squares=np.zeros(5),
-            row_squares=_zeros(rows, np.float64),
-            row_counts=_zeros(rows, np.int64),
-            column_squares=_zeros(summed, np.float64),
-            column_counts=_zeros(summed, np.int64),
-            ulp_counts=np.zeros(floats.BUCKETS, np.int64),
+            column_squares=np.zeros(columns) if summed else None,
+            column_missing=np.zeros(columns, np.int64) if summed else None,
             max_abs=0 if task.integers else 0.0,
         )
-
-    def add(self, band: Totals) -> None:
-        """Add the next band."""
-        for name in _ADDED:
-            mine, more = getattr(self, name), getattr(band, name)
-            setattr(self, name, None if mine is None else mine + more)
-        earlier = band.max_abs == self.max_abs and 0 <= band.max_abs_index < self.max_abs_index
-        if band.max_abs > self.max_abs or earlier:
-            self.max_abs, self.max_abs_index = band.max_abs, band.max_abs_index
-        if band.mismatch_index >= 0:
-            self.note_mismatch(band.mismatch_index)
-        self.max_ulp = max(self.max_ulp, band.max_ulp)
-        self.worst_row = band.worst_row if band.worst_row[0] > self.worst_row[0] else self.worst_row
-        self.worst_block = band.worst_block if band.worst_block[0] > self.worst_block[0] else self.worst_block
 
     def note_mismatch(self, index: int) -> None:
         self.mismatch_index = index if self.mismatch_index < 0 else min(index, self.mismatch_index)
 
 
-_ADDED = (
-    *("squares", "row_squares", "row_counts", "column_squares", "column_counts", "ulp_counts", "compared"),
-    *(
-        "differing",
-        "nan_reference",
-        "nan_candidate",
-        "inf_reference",
-        "inf_candidate",
-        "mismatches",
-        "sign_flips",
-    ),
-)
-
-
-def _zeros(count: int | None, dtype: type[np.generic]) -> Array | None:
-    return None if count is None else np.zeros(count, dtype)
-
-
 class Workspace:
     """Memory for one piece after the other: to get new memory from the system costs more than the work in it."""
 
-    def __init__(self) -> None:
-        self._memory = np.empty(0)
+    def __init__(self, size: int) -> None:
+        self._memory = np.empty(3 * min(size, PIECE_SIZE))
 
-    def arrays(self, count: int, rows: int, columns: int) -> Array:
-        """That many uninitialized arrays for a piece, laid out as `spread` does."""
-        height, runs = run_shape(columns)
-        size = count * rows * runs * height
-        if self._memory.size < size:
-            self._memory = np.empty(size)
-        arrays: Array = self._memory[:size].reshape(count, height // LANES, -1)
+    def arrays(self, size: int) -> Array:
+        """Three uninitialized arrays of that many elements."""
+        arrays: Array = self._memory[: 3 * size].reshape(3, size)
         return arrays
+
+
+class PieceSums(NamedTuple):
+    """Sums over a piece: of the squares of reference, candidate and difference, of the product and of the difference;
+    of the squares of the difference in each row."""
+
+    square_reference: float
+    square_candidate: float
+    square_difference: float
+    dot: float
+    difference: float
+    rows: Array
 
 
 @dataclass(slots=True)
@@ -129,60 +99,93 @@ class Piece:
     columns: int  # of the whole matrix
     reference: Array
     candidate: Array
-    finite: Array | None  # which positions are compared, where not all are
-    lanes: Array  # reference, candidate, difference and its square, each as `spread` lays it out
+    memory: Array
+    missing: Array | None = None  # which positions are not compared, where some are not
 
-    def run_counts(self) -> Array:
-        """How many elements of each (row, run) are compared."""
-        rows, columns = self.reference.shape
-        height, runs = run_shape(columns)
-        if self.finite is not None:
-            counted: Array = np.count_nonzero(self.by_run(self.finite), axis=2)
-            return counted
-        counts = np.full((rows, runs), height)
-        counts[:, -1] = columns - height * (runs - 1)
-        return counts
+    @property
+    def squares(self) -> Array:
+        """The squared differences, once measured."""
+        squares: Array = self.memory[0].reshape(self.reference.shape)
+        return squares
 
-    def by_run(self, elements: Array) -> Array:
-        """Something of each (row, column) as (row, run, place in the run), zero after the last column."""
-        rows, width = elements.shape
-        height, runs = run_shape(width)
-        if width != runs * height:
-            elements = np.pad(elements, ((0, 0), (0, runs * height - width)))
-        return elements.reshape(rows, runs, height)
+    @property
+    def differences(self) -> Array:
+        """Candidate less reference, once measured."""
+        differences: Array = self.memory[1].reshape(self.reference.shape)
+        return differences
 
-    def flat_indices(self, places: Array) -> Array:
-        """Where in the tensor some places of the flattened lanes are."""
-        height, runs = run_shape(self.reference.shape[1])
-        step, rest = np.divmod(places, self.lanes.shape[2])
-        run, lane = np.divmod(rest, LANES)
-        row, run = np.divmod(run, runs)
-        indices: Array = (self.row + row) * self.columns + self.column + run * height + step * LANES + lane
-        return indices
+    def gaps(self, itemsize: int) -> Array:
+        """Memory for signed integers of that size."""
+        gaps: Array = self.memory[2].view(f"i{itemsize}")[: self.reference.size]
+        return gaps.reshape(self.reference.shape)
+
+    def measure(self, scale: float) -> PieceSums:
+        """Fill in differences and squares; sum."""
+        a, b = self._widened(scale)
+        square_reference, square_candidate = _dot(a, a), _dot(b, b)
+        rows, square_difference, difference = self._subtracted()
+        # 2ab = a² + b² - (a - b)² saves a pass where it loses no digits: of sides close to each other.
+        dot = (square_reference + square_candidate - square_difference) / 2
+        if not square_difference <= dot:
+            dot = _dot(*self._widened(scale))
+            self._subtracted()
+        return PieceSums(square_reference, square_candidate, square_difference, dot, difference, rows)
+
+    def _widened(self, scale: float) -> Array:
+        sides = self.memory[:2]
+        self.squares[...], self.differences[...] = self.reference, self.candidate
+        if scale != 1.0:
+            sides *= scale
+        return sides
+
+    def _subtracted(self) -> tuple[Array, float, float]:
+        a, b = self.memory[:2]
+        np.subtract(b, a, out=b)
+        np.square(b, out=a)
+        rows = self.squares.sum(axis=1)
+        return rows, float(rows.sum()), float(b.sum())
+
+    def leave_out(self, missing: Array) -> None:
+        """Put zeros where something is missing."""
+        self.missing = missing
+        self.reference, self.candidate = (
+            np.where(missing, side.dtype.type(0), side) for side in (self.reference, self.candidate)
+        )
+
+    def flat_index(self, place: int) -> int:
+        """Where in the tensor a place of the flattened piece is."""
+        row, column = divmod(place, int(self.reference.shape[1]))
+        return (self.row + row) * self.columns + self.column + column
+
+
+def _dot(a: Array, b: Array) -> float:
+    whole = a.size // _CHUNK * _CHUNK
+    chunks = a[:whole].reshape(-1, 1, _CHUNK) @ b[:whole].reshape(-1, _CHUNK, 1)
+    return float(chunks.sum() + a[whole:] @ b[whole:])
 
 
 class Regions:
-    """Squared differences of the blocks and columns of some panels, added row after row."""
+    """Squared differences, and positions left out, of the columns of some panels; 64 columns are a block."""
 
-    def __init__(self, panels: int, width: int) -> None:
-        height, runs = run_shape(width)
-        self.width = width
-        self.block_squares = np.zeros((panels, runs))
-        self.block_counts = np.zeros((panels, runs), np.int64)
-        self._column_squares = np.zeros((height // LANES, panels, runs * LANES))
+    def __init__(self, rows: int, width: int) -> None:
+        self._height = min(rows, PANEL)  # of a panel
+        self.squares = np.zeros((rows // self._height, width))
+        self.missing: Array | None = None
 
-    def add(self, run_squares: Array, run_counts: Array, squares: Array) -> None:
-        """Add the rows of a piece: sums and counts of its (row, run), and its squares, which are changed."""
-        panels, runs = self.block_squares.shape
-        by_panel = run_squares.reshape(panels, -1, runs)
-        self.block_squares = in_order(self.block_squares, by_panel.transpose(0, 2, 1))
-        self.block_counts += run_counts.reshape(panels, -1, runs).sum(axis=1)
-        columns = squares.reshape(len(squares), panels, -1, runs * LANES)
-        columns[:, :, 0] += self._column_squares
-        self._column_squares = np.add.reduce(columns, axis=2)
+    def add(self, piece: Piece) -> None:
+        """Add some rows of one panel, or all rows."""
+        by_panel = (len(self.squares), -1, self.squares.shape[1])
+        self.squares += piece.squares.reshape(by_panel).sum(axis=1)
+        if piece.missing is not None:
+            missing = np.count_nonzero(piece.missing.reshape(by_panel), axis=1)
+            self.missing = missing if self.missing is None else self.missing + missing
 
-    def column_squares(self) -> Array:
-        """The sums of each (panel, column)."""
-        panels, runs = self.block_squares.shape
-        steps = self._column_squares.reshape(-1, panels, runs, LANES)
-        return steps.transpose(1, 2, 0, 3).reshape(panels, -1)[:, : self.width]
+    def blocks(self) -> tuple[Array, Array]:
+        """Sums and counts of each (panel, block)."""
+        starts = np.arange(0, self.squares.shape[1], RUN)
+        squares: Array = np.add.reduceat(self.squares, starts, axis=1)
+        counts = np.full(squares.shape, self._height * RUN)
+        counts[:, -1] = self._height * (self.squares.shape[1] - starts[-1])
+        if self.missing is not None:
+            counts -= np.add.reduceat(self.missing, starts, axis=1)
+        return squares, counts

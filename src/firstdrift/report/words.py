@@ -137,7 +137,7 @@ def concentration(pair: Pair, measurement: Measurement) -> str:
         if region is None or not isfinite(region.error):
             continue
         area = prod(region.shape)
-        share = (region.error / measurement.rel_l2) ** 2 * area / measurement.compared
+        share = round((region.error / measurement.rel_l2) ** 2 * area / measurement.compared, 9)  # sums are rounded
         if share >= HALF and area * SMALL_REGION <= measurement.count:
             found.append((area, kind, region, share))
     if not found:
