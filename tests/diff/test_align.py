@@ -72,7 +72,19 @@ def test_every_name_of_a_tied_tensor_is_a_site(tmp_path):
 def test_one_output_called_differently_is_paired_by_port(tmp_path):
     alignment = aligned(tmp_path, {"fwd a:out.0": A, "fwd a:in.0": A}, {"fwd a:out": A})
     assert [(p.site.port, p.matched) for p in alignment.pairs] == [("out.0", "port")]
-    assert [item.reason for item in alignment.reference_only] == ["the candidate has only the ports out of it"]
+
+
+def test_a_candidate_that_records_outputs_only_lacks_nothing(tmp_path):
+    ours = {"fwd a:in.0": A, "fwd a:out": A, "fwd b:in.0": A, "fwd b:out": A}
+    alignment = aligned(tmp_path, ours, {"fwd a:out": A, "fwd b:out": A})
+    assert not alignment.reference_only
+    assert alignment.notes == ("the candidate recorded no inputs of modules; 2 of the reference were not compared",)
+
+
+def test_an_input_is_missing_where_the_candidate_records_inputs(tmp_path):
+    ours = {"fwd a:in.0": A, "fwd a:out": A, "fwd b:in.0": A, "fwd b:out": A}
+    alignment = aligned(tmp_path, ours, {"fwd a:in.0": A, "fwd a:out": A, "fwd b:out": A})
+    assert [str(item.site) for item in alignment.reference_only] == ["fwd b:in.0 step 0"]
 
 
 def test_samples_are_cut_out_of_a_batch_on_either_side(tmp_path):

@@ -185,17 +185,29 @@ class _Aligner:
             and self.selection.takes(site.phase, back.get(site.name, site.name))
             and not self._ignores_candidate(site)
         ]
+        unread = self._inputs_of_modules()
         reference_only = [
             Unmatched(site, theirs.why_not(self._counterpart(site)))
             for site in self.waiting
-            if site.phase != "optim"  # optimizer state is extra evidence, never a gap
+            if site.phase != "optim" and site not in unread  # optimizer state is extra evidence, never a gap
         ]
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
         notes = [units.note] if scaled and units.note else []
+        if unread:
+            notes.append(
+                f"the candidate recorded no inputs of modules; {len(unread)} of the reference were not compared"
+            )
         notes += [
             f"only {some} of the {whole} samples of a batch were compared" for some, whole in sorted(self.partial)
         ]
         return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), tuple(notes))
+
+    def _inputs_of_modules(self) -> set[Site]:
+        """Inputs of modules that wait for a counterpart, if the candidate records outputs only, as an engine does:
+        what goes into a module came out of others, or shows in what comes out of this one."""
+        if any(_is_input(site) for site in self.theirs):
+            return set()
+        return {site for site in self.waiting if _is_input(site)}
 
     def _is_mapped(self, site: Site) -> bool:
         """Whether a map names the counterpart; where the candidate lacks it, no other will do."""
@@ -223,12 +235,16 @@ class _Aligner:
         self.waiting.pop(pair.site, None)
 
 
+def _is_input(site: Site) -> bool:
+    return site.phase == "fwd" and site.port.startswith("in.")
+
+
 def _by_group(sites: Iterable[Site]) -> dict[Site, list[Site]]:
     """Sites that differ in their port alone, inputs apart from outputs."""
     groups: dict[Site, list[Site]] = {}
     for site in sites:
         if site.phase in ("fwd", "agrad"):
-            groups.setdefault(site._replace(port="in" if site.port.startswith("in.") else "out"), []).append(site)
+            groups.setdefault(site._replace(port="in" if _is_input(site) else "out"), []).append(site)
     return groups
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 
 from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
-from ..records import Record
+from ..records import NOT_COMPARABLE, Record
 from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
 from ..traces import Array, Trace
@@ -97,6 +98,9 @@ def _is_constant(array: Array) -> bool:
 def _without_values(pair: Pair) -> Measured | None:
     """Pairs of which a side has no tensor: absent on purpose, or statistics only."""
     ours, theirs = pair.reference, pair.candidate[0]
+    for record in (ours, theirs):
+        if record.absent is not None and record.absent.startswith(NOT_COMPARABLE):
+            return Measured(pair, problem=record.absent.removeprefix(NOT_COMPARABLE))
     if ours.absent is not None and theirs.absent is not None:
         return Measured(pair, verdict=Verdict.SAME, reason="absent on both sides")
     if theirs.absent is not None:
@@ -178,8 +182,9 @@ class _Befores:
         weights = measure(before[0], ours, full=False).norm_reference
         ours, theirs = mapped_rows(_difference, ours, before[0]), mapped_rows(_difference, theirs, before[1])
         size = measure(ours, theirs, full=False).norm_reference
-        if not size:
-            return ours, theirs, 0.0
+        if not size:  # whatever the candidate adds: could the reference have rounded it away?
+            moved = measure(theirs, theirs, full=False).norm_reference
+            return ours, theirs, math.inf if moved <= unit * weights else 0.0
         gradients = self._both(pair, ("grad_scaled", "grad"), ours.shape)
         passed = 0.0
         if gradients is not None:

@@ -56,6 +56,12 @@ class AppendFiles:
             self._end = start + data.nbytes
         return self._number, start, data.nbytes
 
+    def rewrite(self, at: At, data: memoryview) -> None:
+        """Replace the bytes of a tensor that no line names yet."""
+        with io.FileIO(self._directory / data_file(at[0]), "r+") as file:
+            file.seek(at[1])
+            _write_all(file, data)
+
     def append_line(self, line: bytes) -> None:
         """Write an index line; one that did not fit is taken back whole."""
         try:

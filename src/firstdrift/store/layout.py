@@ -66,6 +66,8 @@ def new_header(rank: int, ranks: int, said: Mapping[str, Json]) -> str:
     for key in ("format", "version", "rank", "ranks"):
         if key in said:
             raise SiteError(f"{key!r} in the header is set by the writer itself; leave it out")
+    if isinstance(said.get("environment"), Mapping):  # what a framework adds stands beside what we know
+        said = {**said, "environment": header["environment"] | dict(said["environment"])}
     text = encode(header | dict(said)) + "\n"
     if len(text) > MAX_HEADER:
         raise SiteError(f"a header of {len(text)} bytes is more than {MAX_HEADER}; leave out what is large")

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,18 +17,30 @@ import numpy as np
 from ..arrays import as_array
 from ..atomic import replacing
 from ..dtypes import ITEMSIZE, dtype_name
-from ..errors import FirstdriftError, SiteError, StorageError, TraceExistsError, storage
-from ..records import encode_details, encode_line, tensor_bytes
+from ..errors import FirstdriftError, SiteError, StorageError, storage
+from ..records import At, encode_details, encode_line, tensor_bytes
 from ..sites import Site, check_site, default_port, plain_text, whole
 from ..strict_json import Json, encode
 from ..traces import Array
 from .background import BackgroundQueue
-from .files import AppendFiles
-from .layout import HEADER, INDEX, MAX_RANKS, new_header, rank_directories, rank_directory
+from .directory import exists, forget, is_trace, open_files, stale_ranks
+from .layout import HEADER, INDEX, MAX_RANKS, new_header, rank_directory
 
 QUEUE_BYTES = 32 << 20  # what background writing holds, and the most that a killed process loses
 
 _FREE_SPACE = "free some space or choose another disk; what was written before it stays readable"
+
+
+class Stored:
+    """A tensor's bytes in a trace, which further lines may name: known by type and shape, placed once written."""
+
+    __slots__ = ("at", "crc32", "dtype", "shape")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.at: At | None = None
+        self.crc32: int | None = None
 
 
 class Writer:
@@ -61,6 +73,8 @@ class Writer:
             raise SiteError(f"rank {rank!r} of {ranks!r} ranks is impossible; count from 0, up to {MAX_RANKS} ranks")
         self._root = Path(path)
         self.path = rank_directory(self._root, rank)
+        self._header = header
+        self._rank = (rank, ranks)
         text = new_header(rank, ranks, header)
         self._checksum = checksum
         self._lock = threading.Lock()
@@ -69,13 +83,13 @@ class Writer:
         self._broken: BaseException | None = None
         self._closed = False
         with storage(self.path, "write a trace here", "choose a directory that you may write"):
-            stale = _stale_ranks(self._root, ranks) if rank == 0 else []
+            stale = stale_ranks(self._root, ranks) if rank == 0 else []
             if stale and not overwrite:
-                raise _exists(stale[0])
-            fresh = not _is_trace(self.path)
-            self._files = _open_files(self.path, overwrite)
+                raise exists(stale[0])
+            fresh = not is_trace(self.path)
+            self._files = open_files(self.path, overwrite)
             try:
-                _forget(stale)
+                forget(stale)
                 with replacing(self.path / HEADER) as file:
                     file.write(text.encode())
             except BaseException:
@@ -97,23 +111,17 @@ class Writer:
         call: int = 0,
         sample: int | None = None,
         **details: Json,
-    ) -> None:
+    ) -> Stored:
         """Record one tensor as it is now. `details` are the optional keys of a line: op, attrs, producers, ..."""
         array = as_array(array, f"{phase} {name}")
-        dtype = dtype_name(array.dtype)
-        if dtype is None:
-            raise SiteError(
-                f"{name}: an array of dtype {array.dtype} cannot be recorded; make it one of {', '.join(ITEMSIZE)}"
-            )
+        stored = _stored(array, name)
         site = _site(step, phase, name, port, call, sample)
-        if "absent" in details or "crc32" in details:
-            raise SiteError(f"{site}: a tensor that is there is not absent, and its crc32 is ours; leave both out")
-        tail = encode_details(details, site) if details else ""
+        tail = _tail(details, site)
         if self._queue is None:
             with self._lock:
                 self._claim(site)
-                self._write(site, dtype, _plain_bytes(array), tail)
-            return
+                self._write(site, stored, _plain_bytes(array), tail)
+            return stored
         weight = self._queue.reserve(array.nbytes)
         try:
             with self._lock:
@@ -122,7 +130,60 @@ class Writer:
         except BaseException:
             self._queue.release(weight)
             raise
-        self._queue.submit(lambda: self._write(site, dtype, copy, tail), weight)
+        self._queue.submit(lambda: self._write(site, stored, copy, tail), weight)
+        return stored
+
+    def put_again(
+        self,
+        name: str,
+        phase: str,
+        stored: Stored,
+        *,
+        port: str | None = None,
+        step: int = 0,
+        call: int = 0,
+        sample: int | None = None,
+        **details: Json,
+    ) -> None:
+        """Record that a site holds the very bytes that were stored before: a line, and no data."""
+        site = _site(step, phase, name, port, call, sample)
+        tail = _tail(details, site)
+        # Made only when its turn comes: a queue may not have placed the bytes yet.
+        self._put_line(site, len(tail), lambda: _line_of(site, stored, tail))
+
+    def store(self, array: Any, place: str, over: Stored | None = None) -> Stored:
+        """Store a tensor that `put_again` will name, or write it over one that no line names yet.
+
+        For values that are known before it is known whether they are final, such as gradients being accumulated.
+        Bytes that no line ever names are no part of the trace.
+        """
+        array = as_array(array, place)
+        stored = _stored(array, place)
+        if self._queue is not None:
+            raise SiteError(f"{place}: a writer with a background queue cannot store ahead; open it without one")
+        with self._lock:
+            if self._closed:
+                raise SiteError(f"{self.path}: {place} was stored after the trace was closed; store it before")
+            self._check_usable()
+            try:
+                data = _bytes_of(_plain_bytes(array))
+                if over is not None and over.at is not None and over.at[2] == data.nbytes:
+                    stored.at = over.at
+                    self._files.rewrite(over.at, data)
+                else:
+                    stored.at = self._files.append(data)
+                stored.crc32 = zlib.crc32(data) if self._checksum else None
+            except BaseException as error:
+                raise self._failed(error, place) from error
+        return stored
+
+    def describe(self, **header: Json) -> None:
+        """Add to trace.json what became known only after the start, such as the batch; written whole, by renaming."""
+        header = self._header | header
+        text = new_header(*self._rank, header)
+        self._header = header  # what was refused is forgotten
+        with storage(self.path, "write its header", _FREE_SPACE), replacing(self.path / HEADER) as file:
+            file.write(text.encode())
 
     def put_stats(
         self,
@@ -143,7 +204,8 @@ class Writer:
         if dtype not in ITEMSIZE:
             raise SiteError(f"{site}: dtype {dtype!r} is not one of {', '.join(ITEMSIZE)}; use one of these")
         tensor_bytes(site, dtype, list(shape))
-        self._put_line(site, dtype, shape, encode_details({**details, "stats": dict(stats)}, site))
+        tail = encode_details({**details, "stats": dict(stats)}, site)
+        self._put_line(site, len(tail), lambda: encode_line(site, dtype, shape, None, tail))
 
     def put_absent(
         self,
@@ -160,7 +222,8 @@ class Writer:
     ) -> None:
         """Record that there is no such tensor, and why: `no gradient` is a fact, silence is not."""
         site = _site(step, phase, name, port, call, sample)
-        self._put_line(site, None, None, encode_details({**details, "absent": reason}, site))
+        tail = encode_details({**details, "absent": reason}, site)
+        self._put_line(site, len(tail), lambda: encode_line(site, None, None, None, tail))
 
     def close(self) -> None:
         """Write the end line and let go of the trace. Raises what a background write could not say."""
@@ -182,21 +245,20 @@ class Writer:
         else:
             self.abort()
 
-    def _put_line(self, site: Site, dtype: str | None, shape: tuple[int, ...] | None, tail: str) -> None:
-        line = encode_line(site, dtype, shape, None, tail)
+    def _put_line(self, site: Site, size: int, line: Callable[[], str]) -> None:
         if self._queue is None:
             with self._lock:
                 self._claim(site)
-                self._write_line(line)
+                self._write_line(line())
             return
-        weight = self._queue.reserve(len(line))
+        weight = self._queue.reserve(size)
         try:
             with self._lock:
                 self._claim(site)
         except BaseException:
             self._queue.release(weight)
             raise
-        self._queue.submit(lambda: self._write_line(line), weight)
+        self._queue.submit(lambda: self._write_line(line()), weight)
 
     def _claim(self, site: Site) -> None:
         """A site may be put once. Hashes are kept, not sites: 100,000 tensors cost 8 MiB."""
@@ -208,14 +270,13 @@ class Writer:
             raise SiteError(f"{self.path}: {site} was put twice; give the second one its own call, sample or step")
         self._seen.add(key)
 
-    def _write(self, site: Site, dtype: str, array: Array, tail: str) -> None:
+    def _write(self, site: Site, stored: Stored, array: Array, tail: str) -> None:
         self._check_usable()
         try:
-            data = array.reshape(-1).view(np.uint8).data  # raw bytes: ml_dtypes export no buffer of their own
-            at = self._files.append(data)
-            if self._checksum:
-                tail = f'{tail},"crc32":{zlib.crc32(data)}'
-            self._files.append_line((encode_line(site, dtype, array.shape, at, tail) + "\n").encode())
+            data = _bytes_of(array)
+            stored.at = self._files.append(data)
+            stored.crc32 = zlib.crc32(data) if self._checksum else None
+            self._files.append_line((_line_of(site, stored, tail) + "\n").encode())
         except BaseException as error:
             raise self._failed(error, str(site)) from error
         self._lines += 1
@@ -264,47 +325,36 @@ def _site(step: int, phase: str, name: str, port: str | None, call: int, sample:
     return check_site(site)
 
 
+def _stored(array: Array, name: str) -> Stored:
+    dtype = dtype_name(array.dtype)
+    if dtype is None:
+        raise SiteError(
+            f"{name}: an array of dtype {array.dtype} cannot be recorded; make it one of {', '.join(ITEMSIZE)}"
+        )
+    return Stored(dtype, array.shape)
+
+
+def _tail(details: Mapping[str, Json], site: Site) -> str:
+    """The optional keys of a line that has data."""
+    if "absent" in details or "crc32" in details:
+        raise SiteError(f"{site}: a tensor that is there is not absent, and its crc32 is ours; leave both out")
+    return encode_details(details, site) if details else ""
+
+
+def _line_of(site: Site, stored: Stored, tail: str) -> str:
+    checksum = "" if stored.crc32 is None else f',"crc32":{stored.crc32}'
+    return encode_line(site, stored.dtype, stored.shape, stored.at, tail + checksum)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data  # raw bytes: ml_dtypes export no buffer of their own
+
+
 def _plain_bytes(array: Array) -> Array:
     """The array as its bytes go to disk: C order, little-endian."""
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     return array if array.flags.c_contiguous else array.copy(order="C")
-
-
-def _open_files(directory: Path, overwrite: bool) -> AppendFiles:
-    if _is_trace(directory) and not overwrite:
-        raise _exists(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    files = AppendFiles(directory.absolute())
-    try:
-        if not overwrite and ((directory / HEADER).exists() or not files.is_new):
-            raise _exists(directory)  # another writer has come and gone since the first look
-        files.clear()
-    except BaseException:
-        files.close()
-        raise
-    return files
-
-
-def _stale_ranks(root: Path, ranks: int) -> list[Path]:
-    """Ranks that an earlier, larger run left behind: they are not of this run."""
-    found = rank_directories(root) if root.is_dir() else {}
-    return [path for rank, path in found.items() if rank >= ranks and _is_trace(path)]
-
-
-def _forget(directories: list[Path]) -> None:
-    for directory in directories:
-        _open_files(directory, overwrite=True).close()  # which is refused where a writer is at work
-        for name in (INDEX, HEADER):
-            (directory / name).unlink(missing_ok=True)
-
-
-def _is_trace(directory: Path) -> bool:
-    return (directory / HEADER).exists() or (directory / INDEX).exists()
-
-
-def _exists(directory: Path) -> TraceExistsError:
-    return TraceExistsError(f"{directory}: holds a trace already; choose another path, or overwrite (--force)")
 
 
 _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()

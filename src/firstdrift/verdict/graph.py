@@ -77,9 +77,10 @@ class Graph:
                 yield from self._parameter_gradient(site)
             case "grad_scaled":
                 yield from self._parameters(site, "grad", port=site.port)
-            case "optim" | "weight_after":
-                phases = ("grad_scaled", "grad", "optim") if site.phase == "weight_after" else ("grad_scaled", "grad")
-                for phase in phases:
+            case "optim":
+                yield from self._optimizer_state(site)
+            case "weight_after":
+                for phase in ("grad_scaled", "grad", "optim"):
                     yield from self._parameters(site, phase, port=site.port)
             case "weight":
                 yield from self._by_name.get((site.step - 1, "weight_after", site.name), ())
@@ -124,6 +125,16 @@ class Graph:
         for output in self._by_name.get((site.step, "fwd", site.name), ()):
             yield from (other for other in self._forward(output) if other.phase in ("fwd", "input"))
 
+    def _optimizer_state(self, site: Site) -> Iterator[Site]:
+        """A parameter's gradient, and the state after the step before."""
+        for phase in ("grad_scaled", "grad"):
+            for other in self._parameters(site, phase):
+                if site.port.startswith(f"{other.port}."):
+                    yield other
+        before = site._replace(step=site.step - 1)
+        if before in self._pairs:
+            yield before
+
     def _nearest_gradient(self, site: Site) -> Iterator[Site]:
         """Without its own activation gradient: those that have flowed back furthest."""
         furthest = [chain[-1] for (step, _), chain in self._flow.items() if step == site.step]
@@ -131,7 +142,7 @@ class Graph:
 
     def _parameters(self, site: Site, phase: str, port: str | None = None) -> Iterator[Site]:
         for other in self._by_name.get((site.step, phase, site.name), ()):
-            if port is None or other.port == port or (phase == "optim" and other.port.startswith(port)):
+            if port is None or other.port == port or (phase == "optim" and other.port.startswith(f"{port}.")):
                 yield other
 
     def _named(self, site: Site, phase: str, sample: int | None) -> list[Site]:

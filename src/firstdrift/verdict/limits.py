@@ -88,10 +88,27 @@ class Limits:
         error = math.inf if measurement.rel_l2 is None else measurement.rel_l2
         if measurement.rms == 0:
             return 0.0
-        natural = max([self.sibling_norm(item, producers), *(self.natural_norm(item, site) for site in producers)])
+        natural = self.scale_of_terms(item, producers)
         if natural > measurement.norm_reference and measurement.rms is not None:
             return measurement.rms * math.sqrt(measurement.compared) / natural
         return error
+
+    def scale_of_terms(self, item: Measured, producers: Sequence[Site]) -> float:
+        """The norm a site would have if its terms did not cancel, as far as what it was computed from tells.
+
+        What an optimizer is handed, and remembers, is a gradient times a factor: its terms have cancelled already.
+        """
+        site, measurement = item.pair.site, item.measurement
+        if site.phase not in ("grad_scaled", "optim") or measurement is None:
+            return max([self.sibling_norm(item, producers), *(self.natural_norm(item, other) for other in producers)])
+        factor = 1.0
+        for other in producers:
+            before = self.items[other]
+            if other.phase in ("grad", "grad_scaled") and before.measurement and before.measurement.norm_reference:
+                terms = self.scale_of_terms(before, [o for o in self.graph.producers(other) if o in self.items])
+                factor = max(factor, terms / before.measurement.norm_reference)
+        squares = site.port.endswith("_sq")  # a mean of squares
+        return measurement.norm_reference * (factor**2 if squares else factor)
 
     def natural_norm(self, item: Measured, site: Site) -> float:
         """The norm that a sum of this many terms of random sign would have: the scale of its rounding errors."""
