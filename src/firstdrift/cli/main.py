@@ -11,7 +11,14 @@ import click
 from .._version import __version__
 from ..errors import FirstdriftError
 
-COMMANDS = {"demo": "demo", "diff": "diff", "export": "export", "selftest": "selftest", "show": "show"}
+COMMANDS = {
+    "c-header": "c_header",
+    "demo": "demo",
+    "diff": "diff",
+    "export": "export",
+    "selftest": "selftest",
+    "show": "show",
+}
 
 COULD_NOT_TELL = 2
 INTERNAL_ERROR = 3
