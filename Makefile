@@ -21,6 +21,7 @@ check: $(STAMP)
 	$(BIN)/pytest -q tests/test_docs.py
 
 bench: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python bench/run.py
 
 install: $(STAMP)

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHES = ("store", "kernels", "diff")
+BENCHES = ("store", "c_header", "kernels", "diff", "capture")
 
 
 def main() -> int:

@@ -17,6 +17,9 @@ HEAVY = ("torch", "jax", "onnx", "yaml", "rich", "click", "safetensors", "ml_dty
 LAYERS = [
     {"__main__"},
     {"cli", "testing"},
+    {"kws"},
+    {"tracing"},
+    {"capture"},
     {"selftest"},
     {"comparison"},
     {"report"},
@@ -26,12 +29,13 @@ LAYERS = [
     {"opening"},
     {"formats"},
     {"store", "aprt"},
+    {"stale"},
     {"traces", "stages", "atomic"},
     {"scratch", "arrays"},
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},
-    {"errors", "_version"},
+    {"errors", "_version", "taps"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from .aprt import output_path as output_path
     from .aprt import read_stage_file as read_stage_file
     from .aprt import write_stage_file as write_stage_file
+    from .capture.estimate import Estimate as Estimate
     from .compare.result import Result as Result
     from .compare.result import Verdict as Verdict
     from .comparison import assert_same as assert_same
     from .comparison import compare_pairs as compare_pairs
     from .comparison import diff as diff
+    from .errors import CaptureError as CaptureError
+    from .errors import CaptureWarning as CaptureWarning
     from .errors import FirstdriftError as FirstdriftError
     from .errors import FormatError as FormatError
     from .errors import NotATraceError as NotATraceError
@@ -39,9 +42,18 @@ if TYPE_CHECKING:
     from .sites import Site as Site
     from .stages import SavePlan as SavePlan
     from .store.writer import Writer as Writer
+    from .taps import tap as tap
     from .traces import Trace as Trace
+    from .tracing import estimate as estimate
+    from .tracing import trace as trace
+    from .tracing import trace_grads as trace_grads
+    from .tracing import trace_weights as trace_weights
+    from .tracing import traced_grads as traced_grads
 
 _HOME = {
+    "CaptureError": "errors",
+    "CaptureWarning": "errors",
+    "Estimate": "capture.estimate",
     "FirstdriftError": "errors",
     "FormatError": "errors",
     "NotATraceError": "errors",
@@ -63,10 +75,16 @@ _HOME = {
     "assert_same": "comparison",
     "compare_pairs": "comparison",
     "diff": "comparison",
+    "estimate": "tracing",
     "maybe_save": "aprt",
     "open_trace": "opening",
     "output_path": "aprt",
     "read_stage_file": "aprt",
+    "tap": "taps",
+    "trace": "tracing",
+    "trace_grads": "tracing",
+    "trace_weights": "tracing",
+    "traced_grads": "tracing",
     "write_stage_file": "aprt",
 }
 

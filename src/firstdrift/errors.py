@@ -7,6 +7,7 @@
     ├── SiteError         (ValueError)       a name, phase, number or duplicate that no trace may hold
     │   └── StageError                       a stage name, list or range that cannot be understood
     ├── SelectionError    (LookupError)      a name or pattern that matches nothing
+    ├── CaptureError      (RuntimeError)     a running model cannot be recorded as asked
     ├── TraceExistsError  (FileExistsError)  something is there already and overwriting was not asked for
     ├── TraceInUseError   (OSError)          another writer holds the trace
     └── StorageError      (OSError)          the disk, the permissions or the file system said no
@@ -49,6 +50,14 @@ class StageError(SiteError):
 
 class SelectionError(FirstdriftError, LookupError):
     """A name or pattern that matches nothing."""
+
+
+class CaptureError(FirstdriftError, RuntimeError):
+    """A running model cannot be recorded as asked."""
+
+
+class CaptureWarning(UserWarning):
+    """Something about a running model that its trace does not hold."""
 
 
 class TraceExistsError(FirstdriftError, FileExistsError):

@@ -1,0 +1,58 @@
+"""Single ATen operations, observed from below: each one's outputs as sites, or only what they were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...sites import Site
+from ...strict_json import Json
+from .names import layer_of, plain_value
+from .run import Run
+from .values import leaves, outputs
+
+
+class Operations(TorchDispatchMode):
+    """Sees every operation. `path` gives the module whose operations are recorded at that moment, or None."""
+
+    def __init__(self, run: Run, path: Callable[[], str | None] | None) -> None:
+        super().__init__()
+        self._run = run
+        self._path = path
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not self._run.busy:
+            sources = [tensor for _, tensor in leaves((args, kwargs or {}), "")]
+            sites = dict.fromkeys(site for source in sources for site in self._run.known.producers(source) or ())
+            path = self._path() if self._path is not None else None
+            if path is None or func is torch.ops.aten.detach.default:  # which autograd calls to keep what it needs
+                for _, tensor in outputs(output):
+                    self._run.known.derive(tensor, sites)
+            else:
+                self._record(path, func, args, kwargs or {}, output, list(sites))
+        return output
+
+    def _record(
+        self, path: str, func: Any, args: Any, kwargs: Mapping[str, Any], output: Any, sites: list[Site]
+    ) -> None:
+        operation = str(func).removesuffix(".default")
+        name = f"{path}/{operation}"
+        call, order = self._run.next_call(name), self._run.next_position()
+        details: dict[str, Json] = {"op": operation, "attrs": _attrs(func, args, kwargs), "layer": layer_of(path)}
+        for port, tensor in outputs(output):
+            site = self._run.site("fwd", name, port, call)
+            kept = self._run.put_value(site, tensor, order=order, producers=sites, **details)
+            self._run.known.derive(tensor, [site])
+            if not func._schema.is_mutable:  # what is written in place is counted only after we return
+                self._run.known.keep(tensor, kept)
+
+
+def _attrs(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Json]:
+    """The arguments of an operation that are no tensors, by their names."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: said for name, item in given.items() if (said := plain_value(item)) is not None}

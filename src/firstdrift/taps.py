@@ -1,0 +1,30 @@
+"""`tap`: any tensor, anywhere inside a forward pass, named for the trace that is open, if one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Listener = Callable[[str, Any], None]
+
+_listener: Listener | None = None  # None while no trace is open: a tap then costs one comparison
+
+
+def tap(name: str, tensor: T) -> T:
+    """Mark a tensor inside anyone's forward, and return it unchanged.
+
+        scores = fd.tap("scores", q @ k.transpose(-2, -1))
+
+    An open trace records it as the site `<path of the running module>.<name>`, phase `fwd`, and its gradient as
+    `agrad`. Without an open trace nothing happens.
+    """
+    if _listener is not None:
+        _listener(name, tensor)
+    return tensor
+
+
+def listen(listener: Listener | None) -> None:
+    """Set who hears taps; None for nobody."""
+    global _listener
+    _listener = listener
