@@ -57,6 +57,7 @@ class _Court:
         self.items = {item.pair.site: item for item in measured}
         self.results: dict[Site, PairResult] = {}
         self.limits = Limits(self.items, graph)
+        self.worst: dict[Site, float] = {}  # error of the worst part of each site
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
@@ -89,7 +90,7 @@ class _Court:
             return self.blame(judged, dirty, _nonfinite(measurement))
         if item.is_integer:
             return self.integers(judged, dirty, producers)
-        return self.floats(judged, item, dirty, self.limits.local(item, producers))
+        return self.floats(judged, item, dirty, producers)
 
     def evidence(self, site: Site) -> list[Site]:
         """What a site was computed from, seen through whatever was not measured."""
@@ -106,8 +107,14 @@ class _Court:
                 found[producer] = None
         return list(found)
 
-    def floats(self, judged: PairResult, item: Measured, dirty: Sequence[Site], local: float) -> PairResult:
-        """An error against what noise explains: of the whole tensor, and of its worst part."""
+    def floats(
+        self, judged: PairResult, item: Measured, dirty: Sequence[Site], producers: Sequence[Site]
+    ) -> PairResult:
+        """An error against what noise explains: of the whole tensor, and of its worst part.
+
+        A part may be as much worse than the whole as noise scatters, or as the worst part of an input was already:
+        behind a flip, the error of a whole tensor sits in one element.
+        """
         assert judged.measurement is not None
         assert judged.error is not None
         assert judged.limit is not None
@@ -116,6 +123,8 @@ class _Court:
         worst = 0.0
         if not item.floor and judged.error:  # an update's error sits in the few elements with next to no gradient
             worst = _worst(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
+        self.worst[judged.site] = worst
+        local = self.limits.local(item, producers)
         if max(judged.error, worst / WORST_OF_MANY) <= local and not dirty:
             return replace(judged, verdict=Verdict.NOISE, reason="within noise")
         if judged.limit >= 1.0 and not dirty and judged.site not in self.truths:
@@ -125,7 +134,8 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if (truth := self.truths.get(judged.site)) is not None:
             return self.by_truth(judged, dirty, truth)
-        if max(judged.error, worst / WORST_OF_MANY) <= judged.limit:
+        passed = self.limits.gain(judged.pair) * max((self.worst.get(site, 0.0) for site in producers), default=0.0)
+        if judged.error <= judged.limit and worst <= max(WORST_OF_MANY * judged.limit, passed):
             if dirty:
                 return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
             return replace(judged, verdict=Verdict.NOISE, reason="within noise")

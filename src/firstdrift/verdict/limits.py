@@ -28,10 +28,14 @@ class Limits:
         pair = item.pair
         if pair.tolerance is not None:
             return pair.tolerance.relative
+        passed = self.gain(pair) * (inherited if math.isfinite(inherited) else 0.0)
+        return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
+
+    def gain(self, pair: Pair) -> float:
+        """How much the error of its inputs may be amplified at a site."""
         # Backward passes are linear in the gradient that comes in.
         kind = "linear" if pair.site.phase in BACKWARD_PHASES else _kind(pair)
-        passed = gain_limit(kind, *self.peers(pair)) * (inherited if math.isfinite(inherited) else 0.0)
-        return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
+        return gain_limit(kind, *self.peers(pair))
 
     def local(self, item: Measured, producers: Sequence[Site]) -> float:
         """The error that the operation itself can add."""
