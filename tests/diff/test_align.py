@@ -81,6 +81,16 @@ def test_a_candidate_that_records_outputs_only_lacks_nothing(tmp_path):
     assert alignment.notes == ("the candidate recorded no inputs of modules; 2 of the reference were not compared",)
 
 
+def test_what_the_reference_says_it_has_not_is_not_missing(tmp_path):
+    for path in (tmp_path / "r", tmp_path / "c"):
+        with fd.Writer(path) as writer:
+            writer.put("a", "agrad", A)
+            if path.name == "r":
+                writer.put_absent("softmax", "agrad", "no gradient")
+    result = fd.diff(tmp_path / "r", tmp_path / "c")
+    assert (result.exit_code, result.verdict) == (0, "same")
+
+
 def test_an_input_is_missing_where_the_candidate_records_inputs(tmp_path):
     ours = {"fwd a:in.0": A, "fwd a:out": A, "fwd b:in.0": A, "fwd b:out": A}
     alignment = aligned(tmp_path, ours, {"fwd a:in.0": A, "fwd a:out": A, "fwd b:out": A})

@@ -188,8 +188,9 @@ class _Aligner:
         unread = self._inputs_of_modules()
         reference_only = [
             Unmatched(site, theirs.why_not(self._counterpart(site)))
-            for site in self.waiting
-            if site.phase != "optim" and site not in unread  # optimizer state is extra evidence, never a gap
+            for site, record in self.waiting.items()
+            # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
+            if site.phase != "optim" and site not in unread and record.absent is None
         ]
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
         notes = [units.note] if scaled and units.note else []

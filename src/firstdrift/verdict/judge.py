@@ -195,6 +195,10 @@ class _Court:
         Without the activation gradient it cannot be told; a few flips among many explain an error of that size only.
         """
         site = judged.site
+        if site.phase == "grad" and self.graph.samples_missing and self.errs_from_here_on(site):
+            return (
+                "every gradient from here on differs, none before it: a sample that was not recorded may have flipped"
+            )
         if site.phase not in ("grad", "grad_scaled") or self.graph.has_gradient(site) or judged.error is None:
             return None
         for result in self.results.values():
@@ -206,6 +210,21 @@ class _Court:
                 return f"{which}, which may explain it; record activation gradients to tell"
         return None
 
+    def errs_from_here_on(self, site: Site) -> bool:
+        """Whether all parameters' gradients upstream of a point, weights and biases alike, differ by more than noise.
+
+        That is what a flip in one sample does. A wrong formula hits one kind of parameter, or every sample.
+        """
+        flow = [item for other, item in self.items.items() if (other.phase, other.step) == ("grad", site.step)]
+        names = [item.pair.site.name for item in flow]
+        from_here = flow[names.index(site.name) :]
+        return all(item.measurement is not None and self.is_beyond_noise(item) for item in from_here)
+
+    def is_beyond_noise(self, item: Measured) -> bool:
+        """Whether a pair differs by more than its own operation explains."""
+        producers = [other for other in self.graph.producers(item.pair.site) if other in self.items]
+        return self.limits.error_of(item, producers) > self.limits.local(item, producers)
+
     def coarser_dtype(self, judged: PairResult) -> str | None:
         """The shorter format the candidate's numbers were rounded to, if that explains the error."""
         if judged.error is None or judged.site.phase == "weight_after":
@@ -214,8 +233,10 @@ class _Court:
 
     def by_truth(self, judged: PairResult, dirty: Sequence[Site], truth: Truth) -> PairResult:
         """A third, more precise run decides: the candidate may be as far from it as the reference is."""
-        judged = replace(judged, error=truth.candidate, limit=truth.limit)
-        if truth.candidate <= truth.limit:
+        # A right serial sum may be many times further from the truth than a blocked one; so is what follows from it.
+        limit = max(truth.limit, judged.limit or 0.0)
+        judged = replace(judged, error=truth.candidate, limit=limit)
+        if truth.candidate <= limit:
             suspect = f"; {REFERENCE_OFF}" if truth.reference_suspect else ""
             reason = f"as close to the truth as the reference ({truth.candidate:.1e}, {truth.reference:.1e}){suspect}"
             return replace(judged, verdict=Verdict.NOISE, reason=reason)

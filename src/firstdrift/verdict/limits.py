@@ -43,7 +43,16 @@ class Limits:
         if pair.tolerance is not None:
             return pair.tolerance.relative
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        return local_limit(unit, self.length(pair, _kind(pair), producers), _kind(pair), item.count)
+        limit = local_limit(unit, self.length(pair, _kind(pair), producers), _kind(pair), item.count)
+        return limit * self.unseen_depth(pair.site, producers)
+
+    def unseen_depth(self, site: Site, producers: Sequence[Site]) -> float:
+        """By how much noise grows on the way to a gradient of which nothing was recorded: forward and back again
+        through every module, whose errors add up like a random walk."""
+        if site.phase != "grad" or any(other.phase in ("fwd", "agrad") for other in producers):
+            return 1.0
+        modules = {other.name for other in self.items if (other.phase, other.step) == ("grad", site.step)}
+        return math.sqrt(2 * len(modules))
 
     def peers(self, pair: Pair) -> tuple[int, float]:
         """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""
