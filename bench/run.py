@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHES = ("store", "c_header", "kernels", "diff", "capture")
+BENCHES = ("store", "c_header", "kernels", "diff", "capture", "demo")
 
 
 def main() -> int:

@@ -194,18 +194,6 @@ def test_the_installed_command_works_and_survives_a_closed_pipe(trace):
     )
 
 
-def test_the_demo_names_the_planted_tensor(trace):
-    output = run("demo").output
-    assert "drift: the first drift is agrad ln2, introduced by relu2's backward" in output.replace("\n", " ")
-    said = json.loads(run("demo", "--bug", "one NaN", "--json").output)
-    assert (said["verdict"], said["first_drift"]["name"]) == ("drift", "relu2")
-    assert "noise: all" in run("demo", "--bug", "nothing").output
-    assert (
-        "there is no bug 'gremlins'; choose one of: nothing, other input"
-        in run("demo", "--bug", "gremlins", code=2).output
-    )
-
-
 def test_an_export_never_removes_its_own_source(trace):
     for step in range(2):
         Path(f"dump/step{step:03d}").mkdir(parents=True)

@@ -1,0 +1,3 @@
+/* The one file that has firstdrift.h's functions in it. */
+#define FIRSTDRIFT_IMPLEMENTATION
+#include "firstdrift.h"
