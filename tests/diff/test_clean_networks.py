@@ -206,3 +206,23 @@ def test_an_error_in_a_traced_network_is_found_where_it_is(tmp_path, name, place
     traced(tmp_path / "c", wrong, x, y)
     found = fd.diff(tmp_path / "r", tmp_path / "c").first_drift
     assert (found.phase, found.name) == ("fwd", place)
+
+
+def test_adam_steps_of_gradients_that_are_rounding_alone_are_no_drift(tmp_path):
+    """A key's bias has no gradient in exact arithmetic: Adam makes a full step of bfloat16's noise alone."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    x, y = torch.randn(2, 12, 32), torch.randn(2, 12, 32)
+    for path, dtype in ((tmp_path / "r", torch.float32), (tmp_path / "c", torch.bfloat16)):
+        model = copy.deepcopy(attention)
+        step = torch.optim.AdamW(model.parameters())
+        with fd.trace(model, path, optimizer=step), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            (model(x, x, x, need_weights=False)[0].float() * y).sum().backward()
+            step.step()
+    gradient, other = (
+        fd.open_trace(path).array(fd.Site(0, "grad", "", "in_proj_bias"))[32:64]
+        for path in (tmp_path / "r", tmp_path / "c")
+    )
+    assert abs(gradient).max() * 1000 < abs(other).max()
+    result = fd.diff(tmp_path / "r", tmp_path / "c")
+    assert result.exit_code == 0, result.sentence

@@ -188,7 +188,7 @@ class _Befores:
         gradients = self._both(pair, ("grad_scaled", "grad"), ours.shape)
         passed = 0.0
         if gradients is not None:
-            uncertain = mapped_rows(_uncertain, ours, *gradients)
+            uncertain = mapped_rows(_uncertain, ours, theirs, *gradients)
             passed = measure(uncertain, uncertain, full=False).norm_reference
         return ours, theirs, (unit * weights + passed) / size
 
@@ -214,13 +214,13 @@ class _Befores:
         return trace.array(site)
 
 
-def _uncertain(update: Array, ours: Array, theirs: Array) -> Array:
-    """How much of each element of an update its gradient leaves open."""
+def _uncertain(update: Array, other: Array, ours: Array, theirs: Array) -> Array:
+    """How much of each element of an update, whichever side's is larger, its gradient leaves open."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     scale = np.maximum(np.abs(a), np.abs(b))
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(scale > 0, np.abs(a - b) / scale, 0.0)
-    open_part: Array = np.nan_to_num(np.minimum(relative, 2.0) * np.abs(update))
+    open_part: Array = np.nan_to_num(np.minimum(relative, 2.0) * np.maximum(np.abs(update), np.abs(other)))
     return open_part
 
 
