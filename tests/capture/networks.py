@@ -167,6 +167,7 @@ class Bits(dict):
             data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             self[name] = kind + hashlib.sha256(data).hexdigest()
         elif isinstance(value, dict):
+            self[name] = repr(list(value))  # an entry that is empty is one, too
             for key, item in value.items():
                 self.add(f"{name}.{key}", item)
         elif isinstance(value, list | tuple):
@@ -240,7 +241,7 @@ def run(name, setting, *, count, path=None, **options):
         model = with_checkpoints(name, model, reentrant=said["reentrant"])
     if "inference" in said:
         return _infer(name, model, said, count, path, options)
-    optimizer = OPTIMIZERS[said.get("optimizer", "adamw")](p for p in model.parameters() if p.requires_grad)
+    optimizer = OPTIMIZERS[said.get("optimizer", "adamw")](model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=7) if said.get("scaler") else None
     bits = Bits()
     with _traced(model, path, said, {"optimizer": optimizer, "scaler": scaler, **options}):

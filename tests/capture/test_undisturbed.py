@@ -488,7 +488,7 @@ def test_everything_is_as_before_when_a_trace_was_refused(tmp_path, problem):
 
 def test_settings_of_torch_survive_a_trace_that_runs_under_them(tmp_path):
     model = NETWORKS["mlp"]()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = Sgd(model.parameters(), 0.1)  # whose state is a number, not a tensor
     before = torch.get_default_device(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     try:
         torch.set_default_device("meta")
