@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 from ratios import Row, seconds
 from torch import nn
@@ -111,7 +113,12 @@ def taps(training: Training) -> Row:
 
 
 def inside_hooks(traced: Callable[[], None], runs: int = 3) -> float:
-    """The time of a traced step over the same time less what was spent in our hooks.
+    """The time of a traced step over the same time less what was spent in our hooks."""
+    return median(whole / (whole - spent) for whole, spent in hook_times(traced, runs))
+
+
+def hook_times(traced: Callable[[], None], runs: int) -> Iterator[tuple[float, float]]:
+    """Times of a traced step, and how much of each was spent in our hooks.
 
     Both from one run, because on a shared machine two steps differ by more than a trace costs.
     """
@@ -133,7 +140,6 @@ def inside_hooks(traced: Callable[[], None], runs: int = 3) -> float:
         (Tracing, "end_backward"), (Tracing, "__enter__"), (Tracing, "__exit__"), (Backward, "_flowed"),
         (Updates, "before"), (Updates, "after"),
     )  # fmt: skip
-    ratios = []
     with ExitStack() as stack:
         for owner, name in hooks:
             original = getattr(owner, name)
@@ -142,30 +148,32 @@ def inside_hooks(traced: Callable[[], None], runs: int = 3) -> float:
         traced()
         for _ in range(runs):
             spent = 0.0
-            whole = seconds(traced)
-            ratios.append(whole / (whole - spent))
-    return median(ratios)
+            yield seconds(traced), spent
 
 
 def full(path: Path, training: Training) -> Iterator[Row]:
-    """A full trace, against the step followed by plain write() of the same bytes into the same files."""
-    traced = training.traced(path)
-    traced()
-    files = sorted(path.glob("*.bin"))
-    size = sum(file.stat().st_size for file in files)
-    blank = memoryview(bytes(8 << 20))
+    """A full trace, against the step followed by plain write() of as many bytes into new files beside it."""
+    source = memoryview(np.ones(64 << 20))  # 512 MiB: as little of it is in a cache as of a model's tensors
+    ratios, size = [], 0
+    for whole, spent in hook_times(training.traced(path), PAIRS):
+        sizes = [file.stat().st_size for file in path.glob("*.bin")]
+        size = sum(sizes)
+        plain = path.with_name("plain")
+        shutil.rmtree(path)
+        plain.mkdir()
+        ratios.append(whole / (whole - spent + seconds(partial(_write, plain, sizes, source))))
+        shutil.rmtree(plain)
+    yield Row(f"a full trace ({size / 2**30:.1f} GiB), against the step and write()", median(ratios), 1.2, False)
 
-    def plain() -> None:
-        training.step()
-        for file in files:
-            left = file.stat().st_size if file.exists() else 0
-            file.unlink(missing_ok=True)
-            with open(file, "wb", buffering=0) as out:
-                while left > 0:
-                    left -= out.write(blank[: min(left, len(blank))])
 
-    yield Row(f"a full trace ({size / 2**30:.1f} GiB), against the step and write()", _ratio(traced, plain), 1.2, False)
-    shutil.rmtree(path)
+def _write(directory: Path, sizes: list[int], source: memoryview) -> None:
+    octets, offset = source.cast("B"), 0
+    for number, left in enumerate(sizes):
+        with open(directory / str(number), "wb", buffering=0) as file:
+            while left > 0:
+                offset %= len(octets)
+                written = file.write(octets[offset : offset + min(left, 4 << 20)]) or 0
+                left, offset = left - written, offset + written
 
 
 def peers(training: Training) -> Iterator[Row]:
