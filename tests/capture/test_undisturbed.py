@@ -142,6 +142,16 @@ def test_a_loss_inside_a_checkpoint_is_not_computed_once_more(tmp_path, loss):
     assert all(torch.equal(traced[1][name], tensor) for name, tensor in plain[1].items())
 
 
+def test_the_backward_pass_inside_a_reentrant_checkpoint_is_a_part_of_the_one_around_it(tmp_path):
+    model = networks.with_checkpoints("mlp", NETWORKS["mlp"](), reentrant=True)
+    with fd.trace(model, tmp_path / "t"):
+        forward("mlp", model, *batch("mlp", 0))[1].backward()
+    trace = fd.open_trace(tmp_path / "t")
+    assert [record.site.call for record in trace if record.site.phase == "loss"] == [0]
+    flowed = [record.site.name for record in trace if record.site.phase == "agrad" and record.absent is None]
+    assert sorted(set(flowed)) == ["", "0", "1", "2", "3", "4", "5"]
+
+
 def test_hooks_of_the_user_on_saved_tensors_run_as_often_as_without_a_trace(tmp_path):
     def work(model):
         packed, unpacked = [], []
