@@ -13,8 +13,11 @@ from torch import nn
 
 import firstdrift as fd
 
-# torch's own compiler reads .grad of tensors that are no leaves, and warns itself of it.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# torch's own compiler reads .grad of tensors that are no leaves and uses what torch deprecates, and is warned of both.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]  # inductor takes seconds a graph
 
 
@@ -119,6 +122,75 @@ def test_a_model_first_compiled_inside_the_block_is_not_compiled_for_being_watch
     seen = {record.site.name for record in fd.open_trace(tmp_path / "t") if record.site.phase == "fwd"}
     wrapped = way == "torch.compile(model)"  # the wrapper is another model than the one that is traced
     assert seen == (set() if wrapped else WAYS[way][1])
+
+
+@pytest.mark.parametrize("granularity", ["module", "op"])
+@pytest.mark.parametrize("mode", ["enable_grad", "no_grad", "inference_mode"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_runs_under_a_trace_is_the_compiled_code(tmp_path, way, mode, granularity):
+    """Not the eager one, to which torch falls back under modes that watch operations."""
+
+    def run(path):
+        torch._dynamo.reset()
+        networks.seed()
+        ran = []
+
+        def backend(graph, inputs):
+            return lambda *args: ran.append(1) or graph(*args)
+
+        model = WAYS[way][0](Whole(), backend).eval()
+        with getattr(torch, mode)():
+            before = model(torch.ones(4, 6))
+            with fd.trace(model, path, granularity=granularity) if path else nullcontext():
+                inside = [model(torch.ones(4, 6)) for _ in range(3)]
+        return len(ran), [bool(torch.equal(before, one)) for one in inside]
+
+    assert run(tmp_path / "t") == run(None) == (4, [True] * 3)
+    hidden = WAYS[way][2].replace("the model", "")
+    operations = [record.site.name for record in fd.open_trace(tmp_path / "t") if "/" in record.site.name]
+    assert not [name for name in operations if not hidden or name.startswith((f"{hidden}/", f"{hidden}."))]
+    assert bool(operations) == (granularity == "op" and hidden != "")
+
+
+class Branching(nn.Module):
+    """Operators of higher order, which take functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+class CallingCompiled(nn.Module):
+    """A function that is compiled inside a model that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.ran = nn.Linear(6, 6), []
+        self.function = torch.compile(lambda x: x.sin() + 1, backend=self.backend)
+
+    def backend(self, graph, inputs):
+        return lambda *args: self.ran.append(1) or graph(*args)
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("granularity", ["module", "op"])
+@pytest.mark.parametrize("mode", ["enable_grad", "no_grad", "inference_mode"])
+@pytest.mark.parametrize("kind", [Branching, CallingCompiled])
+def test_functions_that_torch_compiles_or_branches_on_run_as_without_a_trace(tmp_path, kind, mode, granularity):
+    torch._dynamo.reset()
+    model = kind()
+    with getattr(torch, mode)():
+        expected = model(torch.ones(4, 6))
+        with fd.trace(model, tmp_path / "t", granularity=granularity):
+            assert torch.equal(model(torch.ones(4, 6)), expected)
+    assert fd.open_trace(tmp_path / "t").complete
+    assert getattr(model, "ran", [1, 1]) == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import nn
 from ...sites import Site
 from ...strict_json import Json
 from .backward import Backward
+from .hooks import is_compiled
 from .names import attrs_of, behind, layer_of, named_arguments, numbered_arguments
 from .ops import Operations
 from .run import Run
@@ -86,7 +87,9 @@ class Forward:
             frame.operations.__enter__()
 
     def _current_path(self) -> str | None:
-        """The path of the module that runs, if it or one around it was chosen."""
+        """The path of the module that runs, if it or one around it was chosen, and it is not compiled."""
+        if is_compiled(self.stack[-1].module):
+            return None
         chosen = any(self.run.takes("fwd", frame.name) for frame in self.stack)
         return self.stack[-1].name if chosen else None
 

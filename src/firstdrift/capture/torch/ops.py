@@ -18,6 +18,13 @@ from .values import leaves, outputs
 class Operations(TorchDispatchMode):
     """Sees every operation. `path` gives the module whose operations are recorded at that moment, or None."""
 
+    supports_higher_order_operators = True  # torch.cond, flex_attention and their like pass as single operations
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code stay compiled, which torch would otherwise run eagerly for being watched."""
+        return True
+
     def __init__(self, run: Run, path: Callable[[], str | None] | None) -> None:
         super().__init__()
         self._run = run
@@ -47,12 +54,18 @@ class Operations(TorchDispatchMode):
             site = self._run.site("fwd", name, port, call)
             kept = self._run.put_value(site, tensor, order=order, producers=sites, **details)
             self._run.known.derive(tensor, [site])
-            if not func._schema.is_mutable:  # what is written in place is counted only after we return
+            if not _may_write(func):  # what is written in place is counted only after we return
                 self._run.known.keep(tensor, kept)
+
+
+def _may_write(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    return schema is None or schema.is_mutable
 
 
 def _attrs(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Json]:
     """The arguments of an operation that are no tensors, by their names."""
-    names = [argument.name for argument in func._schema.arguments]
+    schema = getattr(func, "_schema", None)  # which operators of higher order have not
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {name: said for name, item in given.items() if (said := plain_value(item)) is not None}
