@@ -102,7 +102,7 @@ def test_phases_are_chosen_by_pattern(tmp_path):
     ("options", "message"),
     [
         ({"only": "nothing*"}, "only 'nothing*' matches nothing in the model"),
-        ({"only": ["0", "7"]}, "only '7' matches nothing in the model; it has '', '0', '0.fc'"),
+        ({"only": ["0", "7"]}, "only '7' matches nothing in the model; it has '0', '0.fc'"),
         ({"classes": "Conv2d"}, "classes 'Conv2d' matches nothing in the model"),
         ({"classes": nn.Conv2d}, "classes 'Conv2d' matches nothing in the model"),
         ({"keep": {"*": "full", "layers.*": "stats"}}, "keep 'layers.*' matches nothing in the model"),
@@ -190,3 +190,10 @@ def test_the_same_tensor_is_kept_in_both_ways_where_both_are_asked_for(tmp_path)
     for name, kept in {"0.act:out": True, "0:out": False, "1:in.0": True, "1.fc:in.0": False}.items():
         assert (record(trace.path, f"fwd {name}").at is not None) is kept
     assert record(trace.path, "fwd 0:out").stats == record(trace.path, "fwd 1.fc:in.0").stats
+
+
+def test_a_model_without_parts_says_so_where_a_pattern_matches_nothing(tmp_path):
+    with pytest.raises(fd.SelectionError, match="it has no module but itself, whose name is empty"):
+        fd.trace(nn.Linear(2, 2), tmp_path / "t", only="fc")
+    with pytest.raises(fd.CaptureError, match="it has no module but itself"):
+        fd.trace(nn.Linear(2, 2), tmp_path / "t", logits="fc")

@@ -481,7 +481,7 @@ def test_logits_names_the_module_whose_output_the_loss_reads(tmp_path):
     functional.cross_entropy(logits, y).backward()
     assert same_bits(found["lossgrad loss:out"], logits.grad)
     assert found["agrad 1:out"] == "no gradient"
-    with pytest.raises(fd.CaptureError, match="logits 'head' is no module of the model; it has 0, 0.0"):
+    with pytest.raises(fd.CaptureError, match="logits 'head' is no module of the model; it has '0', '0.0'"):
         fd.trace(whole, tmp_path / "u", logits="head")
 
 

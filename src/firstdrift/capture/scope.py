@@ -81,10 +81,17 @@ class Scope:
         ):
             for glob in globs:
                 if not any(fnmatchcase(text, glob) for text in there):
-                    some = ", ".join(repr(text) for text in list(there)[:8])
-                    raise SelectionError(f"{option} {glob!r} matches nothing in the model; it has {some}, ...")
+                    raise SelectionError(f"{option} {glob!r} matches nothing in the model; {some_of(there)}")
         if not any(self.takes(name, found) for name, found in modules.items()):
             raise SelectionError("only, classes and depth together leave no module of the model; loosen one of them")
+
+
+def some_of(names: Iterable[str], most: int = 8) -> str:
+    """A few of a model's names, for an error that has to say what there is."""
+    there = [name for name in names if name]
+    if not there:
+        return "it has no module but itself, whose name is empty"
+    return f"it has {', '.join(map(repr, there[:most]))}{', ...' if len(there) > most else ''}"
 
 
 def _globs(option: str, said: Any) -> tuple[str, ...]:

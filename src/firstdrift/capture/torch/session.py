@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import CaptureError, StorageError
 from ..recorder import Recorder
-from ..scope import Scope
+from ..scope import Scope, some_of
 from . import hooks
 from .backward import Backward
 from .forward import Forward
@@ -57,7 +57,7 @@ class Tracing:
         self._strangers: set[int] = set()
         names = sorted(set(self.run.names.values()))
         if self._read_at not in names:
-            raise CaptureError(f"logits {logits!r} is no module of the model; it has {', '.join(names[1:9])}, ...")
+            raise CaptureError(f"logits {logits!r} is no module of the model; {some_of(names)}")
 
     def __enter__(self) -> Self:
         if self._used:
