@@ -203,3 +203,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 50
+
+
+def test_a_model_that_cannot_run_says_why_and_nothing_else(caplog):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fd.estimate(nn.Linear(2, 2), torch.ones(1, 3))
+    assert not caplog.records

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -85,13 +87,24 @@ def estimate(
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with FakeCopyMode(fake):
             copied = copy.deepcopy(given)
-        with fake, counting():
+        with fake, counting(), _quiet():
             return count(*copied)
     except FirstdriftError:
         raise
     except Exception:  # whatever a model does that has no fake counterpart
         with torch.random.fork_rng():
             return count(*copy.deepcopy(given))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs what fake tensors cannot do as an error, though the real copy may do it, or say it better."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _count(
