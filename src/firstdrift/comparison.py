@@ -129,13 +129,19 @@ def _open(source: Source, order: str | PathLike[str] | None) -> Trace:
 def _missing_gradients(
     judged: list[PairResult], alignment: Alignment, ours: Trace
 ) -> tuple[list[PairResult], tuple[Unmatched, ...]]:
-    """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients."""
+    """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients.
+
+    That of an output is lost only by a module whose output was seen, where any was: what runs compiled is not.
+    """
     names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
+    seen = {pair.site.name for pair in alignment.pairs if pair.site.phase == "fwd"} or names
     kinds = {(pair.site.step, pair.site.phase, pair.site.sample) for pair in alignment.pairs}
     found, left = [], []
     for item in alignment.reference_only:
         site = item.site
-        known = (site.step, site.phase, site.sample) in kinds and site.name in names
+        known = (site.step, site.phase, site.sample) in kinds and site.name in (
+            seen if site.phase == "agrad" else names
+        )
         if site.phase in BACKWARD_PHASES and known and site in ours and ours[site].absent is None:
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
             pair = Pair(site, ours[site], (), "missing")

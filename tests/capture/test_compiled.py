@@ -293,3 +293,16 @@ def test_a_model_called_only_by_compiled_code_is_an_error_that_says_so(tmp_path)
     match = "only from inside code that torch.compile made"
     with pytest.raises(fd.CaptureError, match=match), fd.trace(model, tmp_path / "t"):
         call(torch.ones(4, 6))
+
+
+def test_a_compiled_part_is_not_accused_of_losing_gradients(tmp_path):
+    for run in ("eager", "compiled"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 2))
+        if run == "compiled":
+            model[1] = torch.compile(model[1], backend="eager")
+        with fd.trace(model, tmp_path / run):
+            model(torch.ones(2, 3)).sum().backward()
+    result = fd.diff(tmp_path / "eager", tmp_path / "compiled")
+    assert (result.exit_code, result.first_drift) == (2, None), result.sentence
+    assert {item.site.name for item in result.reference_only} == {"1.0", "1.1"}
