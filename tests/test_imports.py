@@ -22,6 +22,7 @@ LAYERS = [
     {"capture"},
     {"selftest"},
     {"comparison"},
+    {"causes"},
     {"report"},
     {"stage_values"},
     {"verdict"},

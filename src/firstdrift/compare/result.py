@@ -44,6 +44,7 @@ class Cause:
     confidence: float = 0.0
     confirm: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    runner_up: str | None = None  # the label of the next best explanation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Why two tensors differ: hypotheses, each tested by predicting the candidate's numbers."""

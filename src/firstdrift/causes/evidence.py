@@ -1,0 +1,82 @@
+"""What is known of one drift: the tensors, what they were computed from, and where to look further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..sites import Site
+from ..strict_json import Json
+from ..traces import Array
+
+
+class Surroundings(Protocol):
+    """The rest of both runs, for hypotheses that look beyond one tensor."""
+
+    facts: Mapping[str, Any]
+    """What a run knows besides tensors: `target`, `candidate_target`, `batch`, and the headers' `optimizer`,
+    `candidate_optimizer`, where known."""
+
+    def sites(self, phase: str) -> Sequence[Site]:
+        """The compared sites of a phase, in causal order."""
+
+    def reference(self, site: Site) -> Array | None:
+        """The reference's tensor, or None where there is none."""
+
+    def candidate(self, site: Site) -> Array | None:
+        """The candidate's tensor, or None where there is none."""
+
+    def op(self, site: Site) -> str:
+        """The operation that the reference recorded for a site; empty where it recorded none."""
+
+
+class Nowhere:
+    """Surroundings of a tensor of which nothing else is known."""
+
+    facts: Mapping[str, Any] = {}
+
+    def sites(self, phase: str) -> Sequence[Site]:
+        """No sites."""
+        return ()
+
+    def reference(self, site: Site) -> Array | None:
+        """No tensor."""
+        return None
+
+    def candidate(self, site: Site) -> Array | None:
+        """No tensor."""
+        return None
+
+    def op(self, site: Site) -> str:
+        """No operation."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One drift.
+
+    `expected` is what the reference's operation makes of the candidate's own inputs where that could be computed
+    (`replayed`), else the reference's tensor; `found` is the candidate's tensor, of the same shape. Both are float64
+    (integers stay integers). `noise` is the relative L2 error that noise explains here.
+
+    `inputs` are what `expected` was computed from and `candidate_inputs` what `found` was computed from, under the
+    same keys: ports (`in.0`) for the output of a module; the names of the sites before it for a tensor that was made
+    between modules (an attention's, from `layers.0.attn.q_proj` and so on). `parameters` are the weights and buffers
+    of the module by port (`weight`, `bias`, `running_mean`), and `op` its class as the reference recorded it.
+    """
+
+    site: Site
+    expected: Array
+    found: Array
+    noise: float
+    replayed: bool = False
+    op: str = ""
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    candidate_inputs: Mapping[str, Array] = field(default_factory=dict)
+    parameters: Mapping[str, Array] = field(default_factory=dict)
+    candidate_parameters: Mapping[str, Array] = field(default_factory=dict)
+    attrs: Mapping[str, Json] = field(default_factory=dict)
+    candidate_attrs: Mapping[str, Json] = field(default_factory=dict)
+    around: Surroundings = field(default_factory=Nowhere)
