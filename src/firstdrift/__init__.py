@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from .aprt import output_path as output_path
     from .aprt import read_stage_file as read_stage_file
     from .aprt import write_stage_file as write_stage_file
+    from .calibration import calibrate as calibrate
+    from .capture.calibration import Calibration as Calibration
     from .capture.estimate import Estimate as Estimate
+    from .checking import check as check
     from .compare.result import Result as Result
     from .compare.result import Verdict as Verdict
     from .comparison import assert_same as assert_same
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from .errors import VersionError as VersionError
     from .opening import open_trace as open_trace
     from .records import Record as Record
+    from .sensitivity import Power as Power
+    from .sensitivity import power as power
     from .sites import Site as Site
     from .stages import SavePlan as SavePlan
     from .store.writer import Writer as Writer
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from .tracing import traced_grads as traced_grads
 
 _HOME = {
+    "Calibration": "capture.calibration",
     "CaptureError": "errors",
     "CaptureWarning": "errors",
     "Estimate": "capture.estimate",
@@ -58,6 +64,7 @@ _HOME = {
     "FormatError": "errors",
     "NotATraceError": "errors",
     "NotFoundError": "errors",
+    "Power": "sensitivity",
     "Record": "records",
     "Result": "compare.result",
     "SavePlan": "stages",
@@ -73,12 +80,15 @@ _HOME = {
     "VersionError": "errors",
     "Writer": "store.writer",
     "assert_same": "comparison",
+    "calibrate": "calibration",
+    "check": "checking",
     "compare_pairs": "comparison",
     "diff": "comparison",
     "estimate": "tracing",
     "maybe_save": "aprt",
     "open_trace": "opening",
     "output_path": "aprt",
+    "power": "sensitivity",
     "read_stage_file": "aprt",
     "tap": "taps",
     "trace": "tracing",

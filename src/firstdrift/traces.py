@@ -142,6 +142,16 @@ class Trace:
         """The same trace, known to have further problems."""
         return self._with(self.lines, (*self.problems, *problems)) if problems else self
 
+    def with_arrays(self, arrays: Mapping[Site, Callable[[], Array]]) -> Trace:
+        """The same trace with other numbers at some sites, made when they are asked for."""
+        changed = self._with(self.lines, self.problems)
+        changed._special = {**self._special, **arrays}
+        return changed
+
+    def renamed(self, site: Callable[[Site], Site]) -> Trace:
+        """The same trace with its sites under other names; what it says of further names of tied tensors follows."""
+        return self._with([_renamed(record, site) for record in self.lines], self.problems)
+
     def _with(self, lines: Sequence[Record], problems: Sequence[str]) -> Trace:
         return Trace(
             self.path, self.format, lines, self._files,
@@ -161,6 +171,18 @@ class Trace:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError:  # an empty file cannot be mapped
                 raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
+
+
+def _renamed(record: Record, site: Callable[[Site], Site]) -> Record:
+    record = record._replace(site=site(record.site))
+    if "aliases" not in record.details:
+        return record
+    aliases = []
+    for alias in record.aliases:
+        name, _, port = alias.rpartition(".")
+        other = site(record.site._replace(phase="weight", name=name, port=port))
+        aliases.append(f"{other.name}.{other.port}" if other.name else other.port)
+    return record._replace(details={**record.details, "aliases": aliases})
 
 
 def _sentences(said: Json) -> list[str]:

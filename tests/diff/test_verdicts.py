@@ -9,7 +9,7 @@ from making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift import selftest
-from firstdrift.comparison import _verdict
+from firstdrift.outcome import _verdict
 
 A = normal(8, 16)
 B = normal(8, 16, seed=5)

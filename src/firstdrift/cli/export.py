@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,10 @@ from .options import (
     sizes,
 )
 
+if TYPE_CHECKING:
+    from ..strict_json import Json
+    from ..traces import Trace
+
 SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
 SCHEMA = "firstdrift-export-v1"
 
@@ -27,21 +32,25 @@ SCHEMA = "firstdrift-export-v1"
 @click.argument("out", metavar="OUT")
 @click.option("--format", "format", help="trace, aprt, npy, npz or safetensors; else by OUT's suffix.")
 @click.option("--force", is_flag=True, help="Replace what is at OUT.")
+@click.option("--inputs-of", metavar="NAME", help="One module alone: its inputs, weights and expected outputs.")
 @only_option
 @phase_option
 @order_option
 @json_option
 @debug_option
 def command(
-    trace: str, out: str, format: str | None, force: bool, only: tuple[str, ...], phase: tuple[str, ...],
-    order: str | None, as_json: bool,
+    trace: str, out: str, format: str | None, force: bool, inputs_of: str | None, only: tuple[str, ...],
+    phase: tuple[str, ...], order: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write TRACE to OUT in another format; what OUT's format cannot hold is refused or said.
 
     \b
     firstdrift export run/ run.npz
     firstdrift export run/ dump/ --format npy --phase 'grad*'
+    firstdrift export run/ q_proj.npz --inputs-of layers.3.attn.q_proj
     """
+    if inputs_of is not None and (only or phase):
+        raise click.UsageError("--inputs-of says itself what is written; drop --only and --phase")
     from ..errors import SelectionError, TraceExistsError
     from ..opening import load_format, open_trace
     from ..store.reader import verify as compare_checksums
@@ -60,6 +69,9 @@ def command(
         opened = opened.with_problems(compare_checksums(opened))
     if only or phase:
         opened = opened.select(only, phase)
+    said: dict[str, Json] = {}
+    if inputs_of is not None:
+        opened, said = _one_module(opened, inputs_of, name)
     with progress(f"exporting to {name}", opened.nbytes) as advance:
         changed = load_format(name).write(opened, target, overwrite=force, advance=advance)
     notes = [*(f"the source is not complete: {problem}" for problem in opened.problems), *opened.notes, *changed]
@@ -72,11 +84,28 @@ def command(
                 "sites": len(opened),
                 "bytes": opened.nbytes,
                 "notes": notes,
+                **said,
             }
         )
     else:
         click.echo(
-            "\n".join([f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}", *(f"  {n}" for n in notes)])
+            "\n".join(
+                [
+                    f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}",
+                    *(f"  {role}: {', '.join(keys)}" for role, keys in said.items()),
+                    *(f"  {n}" for n in notes),
+                ]
+            )
         )
     if not opened.complete:
         click.get_current_context().exit(2)
+
+
+def _one_module(opened: Trace, module: str, format: str) -> tuple[Trace, dict[str, Json]]:
+    """A module's own part of a trace, and by what its inputs, weights and outputs are called there."""
+    from ..formats.keys import keys_of
+    from ..replay.excerpt import inputs_of, roles
+
+    part = inputs_of(opened, module)
+    flat = keys_of(record.site for record in part) if format in SUFFIXES.values() else {}
+    return part, {role: [flat.get(site, str(site)) for site in found] for role, found in roles(part).items()}

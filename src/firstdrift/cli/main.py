@@ -13,9 +13,13 @@ from ..errors import FirstdriftError
 
 COMMANDS = {
     "c-header": "c_header",
+    "calibrate": "calibrate",
     "demo": "demo",
     "diff": "diff",
+    "explain": "explain",
     "export": "export",
+    "isolate": "isolate",
+    "power": "power",
     "selftest": "selftest",
     "show": "show",
 }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..traces import Array
 
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
+FEW_ROWS = 0.25  # of the rows may have been sent another way
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
 AMOUNT = 0.05  # by which a gradient may differ that went to another element, and still be the same one
@@ -68,6 +69,21 @@ def tied_choices(indices: tuple[Array, Array], values: tuple[Array, Array], nois
     tie = TIE * noise * float(np.sqrt(np.mean(x**2)))
     # Each side chose by its own values, and by the reference's the two were as good as equal.
     return bool(np.all((np.abs(chosen - other) <= tie)[differing] & (np.abs(own - rival) <= 2 * tie)[differing]))
+
+
+def in_few_places(ours: Array, theirs: Array, limit: float) -> bool:
+    """Whether all error beyond `limit` sits in a few elements, or in a few rows, as that of a decision does."""
+    if ours.size < 2 or ours.size > LARGEST or ours.dtype.kind not in "fV":
+        return False
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    squares = np.nan_to_num((b - a) ** 2, nan=np.inf)
+    allowed = limit**2 * float(np.sum(a[np.isfinite(a)] ** 2))
+    rows = squares.reshape(-1, squares.shape[-1]).sum(-1) if squares.ndim > 1 else squares
+    return any(
+        float(np.sum(np.sort(parts)[: parts.size - int(most * parts.size)])) <= allowed
+        for parts, most in ((squares.reshape(-1), MOST), (rows, FEW_ROWS))
+        if most * parts.size >= 1
+    )
 
 
 def _only_there(ours: Floats, theirs: Floats, flipped: NDArray[np.bool_], limit: float) -> bool:

@@ -65,6 +65,23 @@ class Graph:
         name, call = after[0]
         return f"{name} (call {call})" if call or name == site.name else name
 
+    def consumers(self, site: Site) -> list[Site]:
+        """The modules that read an output, as far as the run recorded it."""
+        return self._consumers.get(site._replace(phase="fwd", sample=None), [])
+
+    def introducer(self, site: Site) -> str:
+        """The operation that made this tensor."""
+        if site.phase == "agrad":
+            consumer = self.consumer(site)
+            return f"{consumer}'s backward" if consumer else "the backward of what reads it"
+        if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
+            return site.name.rpartition(".")[0] or "the model itself"
+        return {
+            "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name}'s backward",
+            "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
+            "weight_after": "the optimizer",
+        }.get(site.phase, site.name or "the model itself")  # fmt: skip
+
     def _producers(self, site: Site) -> Iterator[Site]:
         match site.phase:
             case "fwd":

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
@@ -18,11 +20,13 @@ from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
+from .calibrated import limits_for
 from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, sign_changes, tied_choices
 from .graph import Graph
-from .limits import Limits
+from .limits import worst_part
 from .noise import WORST_OF_MANY
 from .precision import NAMES, coarser_grid
+from .rungs import coarser_rung
 
 REFERENCE_OFF = "it is the reference that is off"
 _DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
@@ -46,6 +50,17 @@ def judge(
     return [court.results[item.pair.site] for item in measured]
 
 
+def watch(measured: Sequence[Measured], graph: Graph, judged: Sequence[PairResult]) -> Callable[[Measured], bool]:
+    """A function that says of a pair with another measurement whether its error would be beyond noise.
+
+    Everything else is as it was measured and judged.
+    """
+    bench = _Bench(measured, graph, lambda pair: (np.empty(0), np.empty(0)), {}, frozenset())
+    bench.hear_all()
+    bench.results.update({result.site: result for result in judged})
+    return bench.sees
+
+
 class _Court:
     def __init__(
         self, measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
@@ -56,7 +71,7 @@ class _Court:
         self.truths = truths
         self.items = {item.pair.site: item for item in measured}
         self.results: dict[Site, PairResult] = {}
-        self.limits = Limits(self.items, graph)
+        self.limits = limits_for(self.items, graph)
         self.worst: dict[Site, float] = {}  # error of the worst part of each site
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
@@ -122,7 +137,7 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason="no element is finite on both sides")
         worst = 0.0
         if not item.floor and judged.error:  # an update's error sits in the few elements with next to no gradient
-            worst = _worst(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
+            worst = worst_part(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
         self.worst[judged.site] = worst
         local = self.limits.local(item, producers)
         if max(judged.error, worst / WORST_OF_MANY) <= local and not dirty:
@@ -135,13 +150,14 @@ class _Court:
         if (truth := self.truths.get(judged.site)) is not None:
             return self.by_truth(judged, dirty, truth)
         passed = self.limits.gain(judged.pair) * max((self.worst.get(site, 0.0) for site in producers), default=0.0)
-        if judged.error <= judged.limit and worst <= max(WORST_OF_MANY * judged.limit, passed):
+        remark = self.limits.remark(item, producers, judged)
+        if judged.error <= judged.limit and worst <= self.limits.worst_limit(item, producers, judged.limit, passed):
             if dirty:
                 return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
-            return replace(judged, verdict=Verdict.NOISE, reason="within noise")
-        return self.beyond_noise(judged, dirty, worst)
+            return replace(judged, verdict=Verdict.NOISE, reason=f"within noise{remark}")
+        return self.beyond_noise(judged, dirty, worst, remark)
 
-    def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float) -> PairResult:
+    def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float, remark: str) -> PairResult:
         """What else may explain an error: another layout, a flip, a shorter format; or it is a drift."""
         assert judged.error is not None
         assert judged.limit is not None
@@ -152,14 +168,13 @@ class _Court:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
         if not dirty and (doubt := self.unrecorded_flip(judged)) is not None:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=doubt)
-        if not dirty and (dtype := self.coarser_dtype(judged)) is not None:
-            return replace(
-                judged, verdict=Verdict.PRECISION, introduced_by=self.introducer(judged.pair),
-                reason=f"its numbers are rounded to {NAMES[dtype]}, though declared {judged.pair.candidate[0].dtype}",
-            )  # fmt: skip
+        if not dirty and (precision := self.coarser_precision(judged)) is not None:
+            reason = f"{precision}, though declared {judged.pair.candidate[0].dtype}"
+            by = self.introducer(judged.pair)
+            return replace(judged, verdict=Verdict.PRECISION, reason=reason, introduced_by=by)
         whole = judged.error > judged.limit
         shown, where = (judged.error, "") if whole else (worst, " in its worst row, column or block")
-        return self.blame(judged, dirty, f"error {shown:.1e}{where}, where noise explains {judged.limit:.1e}")
+        return self.blame(judged, dirty, f"error {shown:.1e}{where}, where noise explains {judged.limit:.1e}{remark}")
 
     def precondition(self, judged: PairResult, item: Measured) -> PairResult:
         """Inputs and weights come first: equal, equal after rounding, or not."""
@@ -218,18 +233,18 @@ class _Court:
         flow = [item for other, item in self.items.items() if (other.phase, other.step) == ("grad", site.step)]
         names = [item.pair.site.name for item in flow]
         from_here = flow[names.index(site.name) :]
-        return all(item.measurement is not None and self.is_beyond_noise(item) for item in from_here)
+        return all(item.measurement is not None and self.limits.is_beyond_local(item) for item in from_here)
 
-    def is_beyond_noise(self, item: Measured) -> bool:
-        """Whether a pair differs by more than its own operation explains."""
-        producers = [other for other in self.graph.producers(item.pair.site) if other in self.items]
-        return self.limits.error_of(item, producers) > self.limits.local(item, producers)
-
-    def coarser_dtype(self, judged: PairResult) -> str | None:
-        """The shorter format the candidate's numbers were rounded to, if that explains the error."""
+    def coarser_precision(self, judged: PairResult) -> str | None:
+        """What a site was computed or stored in, by the grid of its numbers or by the size of its error."""
         if judged.error is None or judged.site.phase == "weight_after":
             return None
-        return coarser_grid(*self.load(judged.pair), judged.error)
+        if (dtype := coarser_grid(*self.load(judged.pair), judged.error)) is not None:
+            return f"its numbers are rounded to {NAMES[dtype]}"
+        rung = coarser_rung(self.items[judged.site], self.limits, self.load)
+        if rung is None or self.drift_inside(judged.site) is not None:
+            return None
+        return f"its error of {judged.error:.1e} is that of {rung.name}"
 
     def by_truth(self, judged: PairResult, dirty: Sequence[Site], truth: Truth) -> PairResult:
         """A third, more precise run decides: the candidate may be as far from it as the reference is."""
@@ -328,13 +343,21 @@ class _Court:
         return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")
 
 
-def _worst(measurement: Measurement) -> float:
-    """The error of the worst row, column or block, on the scale of the whole tensor."""
-    detail = measurement.detail
-    if detail is None:
-        return 0.0
-    regions = (detail.worst_row, detail.worst_column, detail.worst_block)
-    return max((region.error for region in regions if region is not None), default=0.0)
+class _Bench(_Court):
+    """Hears one altered pair after the other. What is beyond noise was seen; nobody asks what else may explain it."""
+
+    def sees(self, item: Measured) -> bool:
+        """Whether the error of one pair would be beyond noise."""
+        site = item.pair.site
+        before, worst = self.items[site], self.worst.get(site, 0.0)
+        self.items[site] = item
+        try:
+            return self.hear(item).verdict is Verdict.DRIFT
+        finally:
+            self.items[site], self.worst[site] = before, worst
+
+    def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float, remark: str) -> PairResult:
+        return replace(judged, verdict=Verdict.DRIFT)
 
 
 def _nonfinite(measurement: Measurement) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
+from ..compare.result import PairResult
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from .graph import Graph
-from .noise import GAIN_MARGIN, forward_length, gain_limit, kind_of, local_limit, per_sample
+from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, is_product, kind_of, local_limit, per_sample
 
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 
@@ -30,6 +32,23 @@ class Limits:
             return pair.tolerance.relative
         passed = self.gain(pair) * (inherited if math.isfinite(inherited) else 0.0)
         return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
+
+    def worst_limit(self, item: Measured, producers: Sequence[Site], limit: float, passed: float) -> float:
+        """The largest error of a row, column or block: noise scatters, and errors stay as concentrated as they are."""
+        return max(WORST_OF_MANY * limit, passed)
+
+    def remark(self, item: Measured, producers: Sequence[Site], judged: PairResult) -> str:
+        """What else is to be said of a limit; nothing, where it follows from the ladder."""
+        return ""
+
+    def is_beyond_local(self, item: Measured) -> bool:
+        """Whether a pair differs by more than its own operation explains."""
+        producers = self.producers(item.pair.site)
+        return self.error_of(item, producers) > self.local(item, producers)
+
+    def producers(self, site: Site) -> list[Site]:
+        """The measured sites that a site was computed from."""
+        return [other for other in self.graph.producers(site) if other in self.items]
 
     def gain(self, pair: Pair) -> float:
         """How much the error of its inputs may be amplified at a site."""
@@ -67,7 +86,7 @@ class Limits:
             op = item.pair.reference.op
             if site.phase != "fwd" or op is None or not (error := _raw_error(item)):
                 continue
-            inputs = [_raw_error(self.items[other]) for other in self.graph.producers(site) if other in self.items]
+            inputs = [_raw_error(self.items[other]) for other in self.producers(site)]
             if inputs and max(inputs) > 0:
                 gains.setdefault(op, []).append((error / max(inputs), site))
         return {op: sorted(found, key=lambda item: -item[0]) for op, found in gains.items()}
@@ -86,7 +105,16 @@ class Limits:
             return max(
                 [1, math.prod(shape) if pair.site.phase == "loss" else per_sample(shape), *map(per_sample, flowing)]
             )
-        return forward_length(kind, shape, flowing, weights)
+        return self.fan_in(pair) or forward_length(kind, shape, flowing, weights)
+
+    def fan_in(self, pair: Pair) -> int:
+        """The terms of one product with the site's own weight, where that was compared; 0 where it was not."""
+        site = pair.site._replace(phase="weight", port="weight", call=0, sample=None)
+        op = (pair.reference.op or "").lower()
+        if pair.site.phase != "fwd" or site not in self.items or not is_product(op) or "transpose" in op:
+            return 0
+        shape = self.items[site].pair.reference.shape or ()
+        return math.prod(shape[1:]) if len(shape) > 1 else 0
 
     def batch_factor(self, site: Site) -> int:
         """A parameter's gradient sums over the whole batch, of which a per-sample site is one part."""
@@ -118,7 +146,7 @@ class Limits:
         for other in producers:
             before = self.items[other]
             if other.phase in ("grad", "grad_scaled") and before.measurement and before.measurement.norm_reference:
-                terms = self.scale_of_terms(before, [o for o in self.graph.producers(other) if o in self.items])
+                terms = self.scale_of_terms(before, self.producers(other))
                 factor = max(factor, terms / before.measurement.norm_reference)
         squares = site.port.endswith("_sq")  # a mean of squares
         return measurement.norm_reference * (factor**2 if squares else factor)
@@ -150,6 +178,15 @@ class Limits:
         inputs = [m for other in producers if other.phase in ("fwd", "input") and (m := self.items[other].measurement)]
         scale = max((m.norm_reference / math.sqrt(m.compared) for m in inputs if m.compared), default=1.0)
         return beside.measurement.norm_reference / (math.sqrt(fan_in) * scale) if scale > 0 else 0.0
+
+
+def worst_part(measurement: Measurement) -> float:
+    """The error of the worst row, column or block, on the scale of the whole tensor."""
+    detail = measurement.detail
+    if detail is None:
+        return 0.0
+    regions = (detail.worst_row, detail.worst_column, detail.worst_block)
+    return max((region.error for region in regions if region is not None), default=0.0)
 
 
 def _kind(pair: Pair) -> str:

@@ -1,33 +1,22 @@
-"""How large an error two correct implementations show, as data: unit roundoffs, thresholds, gains, reduction lengths.
+"""How error spreads, as data: kinds of operations, how much they amplify, how many terms they sum.
 
-An operation adds error of its own and passes on, amplified, the error of its inputs. The numbers here are measured:
-see the page on verdicts for where each comes from.
+An operation adds error of its own (the ladder says how much) and passes on, amplified, the error of its inputs. The
+numbers here are measured: see the page on verdicts for where each comes from.
 """
 
 from __future__ import annotations
 
-from math import prod, sqrt
+from math import prod
 
-from ..dtypes import UNIT_ROUNDOFF
+from .ladder import local_limit as local_limit
 
 Shape = tuple[int, ...]
-
-# Error of one operation, in units of roundoff, beyond which no legal order of summation reaches. Short formats
-# accumulate in a longer one, so that only the rounding of the stored result counts; serial float32 sums grow with
-# the square root of their length.
-SHORT_LIMIT = 3.0
-LONG_LIMIT = 25.0
-DOUBLE_LIMIT = 1000.0
-SERIAL_SUM = 4.0
-LONG_REDUCTION = 8192  # beyond it, and for attention, the limit doubles
-LONGEST_SUM = 1 << 16  # no serial sum is believed to be longer: TF32 must not pass for float32
 
 GAIN_MARGIN = 4.0  # between the gain measured for a kind of operation and the one that is still believed
 PEERS = 3  # so many other sites of the same operation say more about its gain than any table
 PEER_MARGIN = 3.0  # over the largest gain among them; clean runs stay below 1.8
 LEAST_MARGIN = 1.5  # however small the gain of the peers is
 WORST_OF_MANY = 4.0  # how much worse than the whole tensor its worst row, column or block may be
-SMALL_TENSOR = ((10, 4.0), (1000, 2.0))  # with so few elements, errors scatter by this factor
 
 # How much relative error passes through an operation: measured medians.
 GAIN = {"linear": 1.0, "norm": 1.0, "move": 1.0, "activation": 1.45, "attention": 2.4, "add": 1.0, "unknown": 2.0}
@@ -40,7 +29,8 @@ _KINDS = {
     "add": ("add", "residual", "sub", "sum", "mean"),
     "move": ("pool", "flatten", "reshape", "view", "transpose", "permute", "dropout", "identity", "pad", "concat"),
 }  # fmt: skip
-_ELEMENTWISE = ("activation", "add", "move")
+_PRODUCTS = ("linear", "conv", "matmul", "addmm", "bmm", "einsum", "aten.mm")
+ELEMENTWISE = ("activation", "add", "move")
 
 
 def kind_of(op: str | None) -> str:
@@ -52,6 +42,11 @@ def kind_of(op: str | None) -> str:
     return "unknown"
 
 
+def is_product(op: str | None) -> bool:
+    """Whether an operation is one product with weights or of two tensors: recurrent cells and lookups are not."""
+    return kind_of(op) == "linear" and any(word in (op or "").lower() for word in _PRODUCTS)
+
+
 def gain_limit(kind: str, peers: int, largest: float) -> float:
     """How much an operation may amplify the error of its inputs: by its kind, or by what its peers in this run show."""
     believed = GAIN_MARGIN * GAIN[kind]
@@ -60,29 +55,10 @@ def gain_limit(kind: str, peers: int, largest: float) -> float:
     return min(believed, max(LEAST_MARGIN * GAIN[kind], PEER_MARGIN * largest))
 
 
-def local_limit(unit: float, length: int, kind: str, count: int) -> float:
-    """The relative error that one operation can add by itself."""
-    if unit <= 0:
-        return 0.0
-    if unit >= UNIT_ROUNDOFF["f16"]:
-        limit = SHORT_LIMIT
-    elif unit > UNIT_ROUNDOFF["f64"]:
-        limit = max(LONG_LIMIT, SERIAL_SUM * sqrt(min(length, LONGEST_SUM)))
-    else:
-        limit = max(DOUBLE_LIMIT, SERIAL_SUM * sqrt(min(length, LONGEST_SUM)))
-    if kind == "attention" or length > LONG_REDUCTION:
-        limit *= 2
-    for few, factor in SMALL_TENSOR:
-        if count <= few:
-            limit *= factor
-            break
-    return limit * unit
-
-
 def forward_length(kind: str, shape: Shape, inputs: list[Shape], weights: list[Shape]) -> int:
     """How many terms an output element sums; for an operation of unknown kind, the most that the shapes allow."""
     fan_in = max((prod(weight[1:]) for weight in weights if len(weight) > 1), default=0)
-    if kind in _ELEMENTWISE:
+    if kind in ELEMENTWISE:
         last = shape[-1] if shape else 1
         pooled = max((prod(i) // max(1, prod(shape)) for i in inputs), default=1)
         return max(1, last if kind == "activation" else 1, pooled)  # softmax sums its last axis, a pool its window

@@ -1,0 +1,59 @@
+"""`firstdrift calibrate`: record a reference together with its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from .counting import counted
+from .factories import load_function
+from .options import debug_option, json_option, print_json
+
+GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
+
+
+@click.command("calibrate", short_help="Record a reference together with its own noise.")
+@click.argument("place", metavar="FILE.py:FUNCTION")
+@click.argument("out", metavar="OUT")
+@click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs on perturbed inputs.")
+@click.option("--train", is_flag=True, help="In training mode.")
+@click.option("--seed", type=click.IntRange(min=0), help="Set before every run.")
+@click.option("--force", is_flag=True, help="Replace what is at OUT.")
+@json_option
+@debug_option
+def command(place: str, out: str, runs: int, train: bool, seed: int | None, force: bool, as_json: bool) -> None:
+    """Run a model as it is, in float64 and perturbed by one rounding, and write a trace that knows its noise.
+
+    FUNCTION takes no arguments and returns (model, inputs), or a dict with model and inputs and, as they are needed,
+    loss_fn, target and optimizer (a function of the model). A later diff against OUT uses its noise by itself.
+
+    \b
+    firstdrift calibrate model.py:make ref
+    firstdrift diff ref cand
+    """
+    from ..calibration import calibrate
+
+    given = _given(load_function(place)(), place)
+    with counted("calibrating", runs + 3) as advance:
+        found = calibrate(
+            given.pop("model"), given.pop("inputs"), out, train=train, runs=runs, seed=seed, overwrite=force,
+            advance=advance, **given,
+        )  # fmt: skip
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(str(found))
+
+
+def _given(returned: Any, place: str) -> dict[str, Any]:
+    """What a function returned, by name."""
+    from ..errors import CaptureError
+
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return {"model": returned[0], "inputs": returned[1]}
+    if isinstance(returned, Mapping) and {"model", "inputs"} <= returned.keys() <= set(GIVEN):
+        return dict(returned)
+    what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
+    raise CaptureError(f"{place} returned {what}; return (model, inputs), or a dict of {', '.join(GIVEN)}")

@@ -1,0 +1,83 @@
+"""`firstdrift power`: how small an error a comparison would have found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .counting import counted
+from .options import debug_option, json_option, only_option, phase_option, print_json
+
+if TYPE_CHECKING:
+    from ..sensitivity import Power
+    from ..sites import Site
+
+
+@click.command("power", short_help="Say how small an error would be found.")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="[CAND]", required=False)
+@only_option
+@phase_option
+@json_option
+@debug_option
+def command(
+    reference: str, candidate: str | None, only: tuple[str, ...], phase: tuple[str, ...], as_json: bool
+) -> None:
+    """Make every tensor of a clean pair worse, one at a time, and print the smallest error that diff finds.
+
+    Without CAND, the other side is REF with the noise of a clean implementation. Errors are relative: a factor on the
+    whole tensor, and one on a single row or column of it. A pair that differs beyond noise is refused with exit code 2.
+
+    \b
+    firstdrift power ref/ cand/
+    firstdrift power ref/ --only 'layers.3.*' --json
+    """
+    from ..opening import open_trace
+    from ..sensitivity import power
+
+    opened = open_trace(reference)
+    with counted("measuring", len(opened)) as advance:
+        found = power(opened, candidate, only=only, phases=phase, advance=advance)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(_text(found))
+
+
+def _text(found: Power) -> str:
+    """A line a tensor, and what to remember."""
+    rows = [(one.site.phase, _place(one.site), _size(one.everywhere), _size(one.in_part)) for one in found.sites]
+    head = ("phase", "site", "everywhere", "row or column")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
+    lines = [
+        f"{phase:<{widths[0]}}  {site:<{widths[1]}}  {whole:>{widths[2]}}  {part:>{widths[3]}}"
+        for phase, site, whole, part in (head, *rows)
+    ]
+    return "\n".join([*lines, _summary(found)])
+
+
+def _summary(found: Power) -> str:
+    seen = [one for one in found.sites if one.everywhere is not None]
+    noise = "calibrated noise" if found.calibrated else "the noise of the two traces" if found.pair else "usual noise"
+    if not seen:
+        return f"with {noise}, no error would be found anywhere"
+    worst = max(seen, key=lambda one: one.everywhere or 0.0)
+    blind = f"; at {len(found.blind)} nothing would be found" if found.blind else ""
+    return (
+        f"with {noise}, errors of a tensor are found from {_size(worst.everywhere)} of it on in {len(seen)} of "
+        f"{len(found.sites)} tensors, the least visible being {worst.site.phase} {_place(worst.site)}{blind}"
+    )
+
+
+def _size(size: float | None) -> str:
+    return "none" if size is None else f"{size:.1e}"
+
+
+def _place(site: Site) -> str:
+    from ..sites import shown
+
+    name = shown(site.name) or "(root)"
+    port = "" if site.port in ("out", "weight") else f":{shown(site.port)}"
+    told = (("step", site.step), ("call", site.call), ("sample", site.sample))
+    return f"{name}{port}" + "".join(f" {word} {number}" for word, number in told if number)

@@ -1,0 +1,179 @@
+"""What `fd.calibrate` does: a run of the reference, the same in float64 and perturbed, and how far they are apart."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..capture.calibration import Calibration
+from ..compare.align import align
+from ..compare.measuring import measure_pairs
+from ..dtypes import UNIT_ROUNDOFF
+from ..errors import FirstdriftError
+from ..opening import open_trace
+from ..sites import Site
+from ..store.annotate import annotate
+from ..traces import Trace
+from ..tracing import trace
+from ..verdict.calibrated import AGREE, KEY, figure, is_rounding
+from ..verdict.limits import worst_part
+from .perturbing import Casts, Point, at_inputs, at_module
+from .sides import Side, randomness_kept
+
+_DOUBLE = ("f64", "c128")
+GIVEN = ("input", "weight")  # phases that no run computes
+
+Distances = dict[Site, tuple[float, float]]  # of the whole tensor, and of its worst part
+
+
+def calibrate(side: Side, path: Path, runs: int, advance: Callable[[int], None], **options: Any) -> Calibration:
+    """Record a side, run it again in all ways, and write into the trace how far those runs are from it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix=".calibrating-", dir=path.parent) as folder:
+        _run(side, path, **options)
+        advance(1)
+        reference = open_trace(path)
+
+        def distances(name: str, other: Side) -> Distances:
+            _run(other, Path(folder, name))
+            found = _distances(reference, open_trace(Path(folder, name)))
+            advance(1)
+            return found
+
+        precise = _in_float64(side, reference, Path(folder, "float64"), notes)
+        advance(1)
+        perturbed = [distances(f"inputs-{n}", one) for n, one in enumerate(_perturbed(side, runs, notes))]
+        point = _middle(side, reference)
+        middle = {} if point is None else distances("middle", at_module(side, point, seed=runs))
+    figures = _figures(reference, precise, perturbed, middle)
+    total = len(perturbed) + (point is not None) + bool(precise)
+    notes = [f"the reference is calibrated: {_words(bool(precise), len(perturbed), point)}", *notes]
+    header = {
+        "calibration": {"runs": len(perturbed), "float64": bool(precise), "perturbed_at": point and point.name},
+        "notes": [*reference.notes, *notes],
+    }
+    annotate(path, {site: {KEY: said} for site, said in figures.items()}, header)
+    return _answer(path, total, notes)
+
+
+def _run(side: Side, path: Path, **options: Any) -> list[str]:
+    """Trace one step of a copy of a side's model; in float64, the modules that cast to a shorter type are returned."""
+    model = side.copied()
+    optimizer = side.made_optimizer(model)
+    casts = Casts(model)
+    watched = casts.watching() if side.precise else nullcontext()
+    with randomness_kept(), side.environment(), watched, trace(model, path, optimizer=optimizer, **options):
+        side.begin_step()
+        output = side.forward(model)
+        if side.loss_fn is not None:
+            side.loss(output).backward()
+        if optimizer is not None:
+            optimizer.step()
+    return list(casts.found)
+
+
+def _in_float64(side: Side, reference: Trace, path: Path, notes: list[str]) -> Distances:
+    """How far the reference is from its own float64 run, if there can be one; and what in it was not float64."""
+    try:
+        cast = _run(side.as_precise(), path)  # which autocast lets alone
+    except FirstdriftError:
+        raise
+    except Exception as error:  # whatever a model does that float64 cannot do
+        notes.append(f"there is no float64 run ({type(error).__name__}: {error})")
+        return {}
+    precise = open_trace(path)
+    if cast:
+        notes.append(f"casts to shorter types in {_some(cast)}, which the float64 run does without where it can")
+    kept = [record.site.name for record in precise if record.dtype in UNIT_ROUNDOFF and record.dtype not in _DOUBLE]
+    if kept:
+        notes.append(f"not float64 in the float64 run either: {_some(kept)}")
+    return _distances(reference, precise)
+
+
+def _perturbed(side: Side, runs: int, notes: list[str]) -> list[Side]:
+    """The side, with what it is fed perturbed anew for every run."""
+    made = [at_inputs(side, seed) for seed in range(runs)]
+    if not all(reached for _, reached in made):
+        notes.append("nothing that is fed in could be perturbed: no floats, and no module that looks integers up")
+        return []
+    return [one for one, _ in made]
+
+
+def _middle(side: Side, reference: Trace) -> Point | None:
+    """A module halfway through the forward pass: its perturbation reaches branches that the inputs do not."""
+    modules = dict(side.model.named_modules())
+    made = [
+        record.site
+        for record in reference.lines
+        if record.site.phase == "fwd" and record.site.port.startswith("out") and record.site.name
+        and record.site.name in modules and record.dtype in UNIT_ROUNDOFF
+    ]  # fmt: skip
+    return Point(made[len(made) // 2].name, made[len(made) // 2].call) if made else None
+
+
+def _distances(reference: Trace, other: Trace) -> Distances:
+    """How far another run is from the reference, at every site that both have and that was computed."""
+    found: Distances = {}
+    pairs = [pair for pair in align(reference, other).pairs if pair.site.phase not in GIVEN]
+    for item in measure_pairs(pairs, reference, other):
+        measured = item.measurement
+        if measured is None or item.is_integer or not measured.nonfinite_agree or measured.rel_l2 is None:
+            continue
+        found[item.pair.site] = measured.rel_l2, worst_part(measured)
+    return found
+
+
+def _figures(
+    reference: Trace, precise: Distances, perturbed: Sequence[Distances], middle: Distances
+) -> dict[Site, dict[str, float]]:
+    """What every site says of its noise."""
+    figures: dict[Site, dict[str, float]] = {}
+    for record in reference.lines:
+        site = record.site
+        said = {"float64": precise[site][0]} if site in precise else {}
+        runs = [run[site] for run in perturbed if site in run]
+        if runs or site in middle:
+            both = middle.get(site, (0.0, 0.0))
+            said["perturbed"], said["worst"] = (_noise([run[i] for run in runs], both[i]) for i in (0, 1))
+            if site in precise and is_rounding(precise[site][0], said["perturbed"], record.dtype):
+                said["worst"] = max(said["worst"], precise[site][1])
+        if said:
+            figures[site] = {key: float(f"{value:.3g}") for key, value in said.items()}
+    return figures
+
+
+def _noise(inputs: Sequence[float], middle: float) -> float:
+    """One number from perturbed runs that agree; where one of them flipped a decision, that of the others."""
+    usual = 0.0 if not inputs else min(inputs) if max(inputs) > AGREE * min(inputs) > 0 else max(inputs)
+    return usual if 0 < AGREE * usual < middle else max(usual, middle)
+
+
+def _answer(path: Path, runs: int, notes: Sequence[str]) -> Calibration:
+    trace = open_trace(path)
+    known = {record.site: noise for record in trace if (noise := figure(record)) is not None}
+    noisiest = max(known, key=known.__getitem__, default=None)
+    largest = 0.0 if noisiest is None else known[noisiest]
+    return Calibration(str(path), len(trace), len(known), runs, noisiest, largest, tuple(notes))
+
+
+def _words(precise: bool, perturbed: int, point: Point | None) -> str:
+    said = [
+        *(["a float64 run"] if precise else []),
+        *(
+            [f"{perturbed} runs on perturbed inputs" if perturbed > 1 else "a run on perturbed inputs"]
+            if perturbed
+            else []
+        ),
+        *([f"one perturbed at {point.name}"] if point is not None else []),
+    ]
+    return ", ".join(said) or "by nothing"
+
+
+def _some(names: Sequence[str]) -> str:
+    """A few names for people."""
+    each = list(dict.fromkeys(name or "the model" for name in names))
+    return ", ".join(each[:3]) + (f" and {len(each) - 3} more" if len(each) > 3 else "")

@@ -1,0 +1,119 @@
+"""One implementation, what it is run on, and how: on copies, so that what was given is left as it is."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ..opening import open_trace
+from ..traces import Trace
+from ..tracing import trace
+from .precise import Lifting, in_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model, its inputs, and how a step is made of them. `precise` runs in float64, whatever the model says."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    target: Any = None
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    train: bool = False
+    steps: int = 1
+    seed: int | None = None
+    precise: bool = False
+
+    def copied(self) -> nn.Module:
+        """The model once more, in the mode that was asked for."""
+        model = copy.deepcopy(self.model)
+        model.zero_grad(set_to_none=True)
+        return model.train(self.train)
+
+    def as_dtype(self, dtype: torch.dtype) -> Side:
+        """The same side with every floating-point number in another dtype."""
+        return replace(
+            self, model=in_dtype(copy.deepcopy(self.model), dtype), args=in_dtype(self.args, dtype),
+            kwargs=in_dtype(dict(self.kwargs), dtype), target=in_dtype(self.target, dtype),
+            precise=dtype == torch.float64,
+        )  # fmt: skip
+
+    def as_precise(self) -> Side:
+        """The same side in float64."""
+        return self.as_dtype(torch.float64)
+
+    def made_optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
+        """An optimizer for a copy of the model, where there are gradients for it."""
+        return None if self.optimizer is None or self.loss_fn is None else self.optimizer(model)
+
+    def forward(self, model: nn.Module) -> Any:
+        """Run a copy of the model on copies of the inputs."""
+        args, kwargs = copied_data((self.args, dict(self.kwargs)))
+        return model(*args, **kwargs)
+
+    def loss(self, output: Any) -> torch.Tensor:
+        """The loss of an output."""
+        assert self.loss_fn is not None
+        target = copied_data(self.target)
+        return self.loss_fn(output) if target is None else self.loss_fn(output, target)
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """What has to hold while a side runs: gradients only where they are used, casts lifted where precise."""
+        lifting = Lifting() if self.precise else nullcontext()
+        with lifting, torch.set_grad_enabled(self.loss_fn is not None):
+            yield
+
+    def begin_step(self) -> None:
+        """Every step of every side begins with the same random numbers."""
+        if self.seed is not None:
+            random.seed(self.seed)
+            np.random.seed(self.seed % (1 << 32))  # noqa: NPY002
+            torch.manual_seed(self.seed)
+
+
+def record(side: Side, path: Path) -> Trace:
+    """Trace every step of a side."""
+    model = side.copied()
+    optimizer = side.made_optimizer(model)
+    with randomness_kept(), side.environment(), trace(model, path, optimizer=optimizer) as tracing:
+        for _ in range(side.steps):
+            side.begin_step()
+            output = side.forward(model)
+            if side.loss_fn is not None:
+                side.loss(output).backward()
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            tracing.next_step()
+    return open_trace(path)
+
+
+def copied_data(value: Any) -> Any:
+    """Tensors once more, so that a model that writes to its inputs changes nobody's data."""
+    return tree_map(lambda item: item.detach().clone() if isinstance(item, torch.Tensor) else item, value)
+
+
+@contextmanager
+def randomness_kept() -> Iterator[None]:
+    """Random numbers go on afterwards as if nothing had run."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)

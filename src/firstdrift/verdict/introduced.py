@@ -1,0 +1,168 @@
+"""Verdicts where the reference could be replayed on the candidate's own tensors: what a site's operation added is
+then known, and need not be told from what it inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+
+import numpy as np
+
+from .._kernels import Measurement, measure
+from ..compare.result import CLEAN, PairResult, Verdict
+from ..dtypes import roundoff
+from ..sites import BACKWARD_PHASES, Site
+from ..traces import Array
+from .graph import Graph
+from .ladder import SHORT_LIMIT
+from .noise import GAIN_MARGIN
+
+MASKED = 64  # elements, below which nothing is said of masks
+SIGMAS = 6.0  # by which what two random masks drop may differ
+AMPLIFIED = "amplified noise"
+_DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
+_LATE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
+
+
+@dataclass(frozen=True, slots=True)
+class Introduced:
+    """What the operation of a site added, relative to what the reference makes of the same inputs.
+
+    `limit` is what noise explains. `size` is the norm that both are relative to, and `how` says in which precision
+    it was found out.
+    """
+
+    error: float
+    limit: float
+    size: float
+    how: str
+    decided: bool = False  # by a near-tie inside the operation
+
+    @property
+    def beyond_noise(self) -> bool:
+        return not self.error <= self.limit
+
+
+def introduced(
+    expected: Array, found: Array, floor: float, rounding: float, how: str, size: float = 0.0, *, random: bool = False
+) -> Introduced:
+    """Compare what a site holds with what it should hold.
+
+    `floor` is the relative error that is always allowed; `rounding` the error, by norm, that the reference itself
+    makes in the precision at hand on the same inputs: an operation that is ill-conditioned shows it there. Of a
+    `random` run, dropout may have taken another mask on either side.
+    """
+    numbers = measure(expected, found)
+    size = size or numbers.norm_reference
+    if not numbers.nonfinite_agree:
+        return Introduced(inf, floor, size, how)
+    error = distance(numbers)
+    if error == 0:
+        return Introduced(0.0, floor, size, how)
+    if random and _is_other_mask(expected, found):
+        return Introduced(0.0, floor, size, how)
+    allowed = floor * size + GAIN_MARGIN * rounding
+    scale = size or allowed or 1.0
+    return Introduced(error / scale, allowed / scale, scale, how)
+
+
+def distance(numbers: Measurement) -> float:
+    """The L2 distance of two tensors, over the elements that are finite on both sides."""
+    return (numbers.rms or 0.0) * sqrt(numbers.compared)
+
+
+def _is_other_mask(expected: Array, found: Array) -> bool:
+    """Whether two tensors differ only in which elements dropout has set to zero, about as many on each side."""
+    if expected.dtype.kind != "f" or expected.size < MASKED:
+        return False
+    ours, theirs = expected == 0, found == 0
+    lost, gained = int(np.sum(theirs & ~ours)), int(np.sum(ours & ~theirs))
+    if min(lost, gained) == 0 or abs(lost - gained) > SIGMAS * sqrt(lost + gained):
+        return False
+    both = ~ours & ~theirs
+    return bool(np.allclose(expected[both], found[both], rtol=1e-6, atol=0.0))
+
+
+def settle(
+    judged: Sequence[PairResult], found: Mapping[Site, Introduced], graph: Graph, excused: Mapping[Site, str]
+) -> list[PairResult]:
+    """The verdicts of two traces, corrected by what replays say; `excused` sites differ for a reason that is none to
+    worry about."""
+    results: dict[Site, PairResult] = {}
+    drifted: dict[Site, str] = {}  # forward drifts so far, and who made them
+    for result in judged:
+        own = found.get(result.site)
+        if result.site in excused and result.verdict is not Verdict.SAME:
+            error = None if own is None else own.error
+            reason = excused[result.site]
+            result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced=error, introduced_by=None)
+        elif own is not None:
+            result = _decided(result, own, graph, results, drifted)
+        results[result.site] = result
+        if result.verdict in (Verdict.DRIFT, Verdict.PRECISION) and result.site.phase == "fwd":
+            drifted[result.site] = result.introduced_by or result.site.name
+    return _without_source(list(results.values()))
+
+
+def _without_source(results: list[PairResult]) -> list[PairResult]:
+    """Where no drift is left, there is nothing to inherit but noise."""
+    if any(result.verdict in (Verdict.DRIFT, Verdict.PRECISION) for result in results):
+        return results
+    return [
+        replace(result, verdict=Verdict.NOISE, reason="follows from noise")
+        if result.verdict is Verdict.INHERITED
+        else result
+        for result in results
+    ]
+
+
+def _decided(
+    result: PairResult, own: Introduced, graph: Graph, results: Mapping[Site, PairResult], drifted: Mapping[Site, str]
+) -> PairResult:
+    result = replace(result, introduced=own.error)
+    if own.decided:
+        reason = "near-ties were decided the other way inside its operation; in float64 both decide alike"
+        return replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
+    if own.beyond_noise:
+        source = _cause_in_forward(result.site, graph, drifted)
+        if source is not None:
+            reason = f"follows from the drift of fwd {source.name or 'the model'}"
+            return replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
+        shown = "a non-finite value" if own.error == inf else f"an error of {own.error:.1e}"
+        reason = f"its own operation adds {shown} ({own.how}), where noise explains {own.limit:.1e}"
+        verdict = (
+            Verdict.PRECISION if result.verdict is Verdict.PRECISION or _is_shorter(result, own) else Verdict.DRIFT
+        )
+        return replace(result, verdict=verdict, reason=reason, introduced_by=graph.introducer(result.site))
+    if result.verdict in CLEAN or result.measurement is None:
+        return result
+    if result.verdict is Verdict.INHERITED or _is_behind_drift(result.site, graph, results):
+        return replace(result, verdict=Verdict.INHERITED, reason="follows from its inputs", introduced_by=None)
+    if (result.error or 0.0) <= max(own.limit, result.limit or 0.0):
+        return replace(result, verdict=Verdict.NOISE, reason="within noise", introduced_by=None)
+    gain = (result.error or 0.0) / max(own.limit, 1e-300)
+    reason = f"{AMPLIFIED}: its own operation adds {own.error:.1e}; what goes in is amplified {gain:.1g} times"
+    return replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
+
+
+def _is_shorter(result: PairResult, own: Introduced) -> bool:
+    """Whether an error is what storing a tensor in a shorter dtype than the reference's makes it."""
+    unit = roundoff(result.pair.candidate[0].dtype)
+    return unit > roundoff(result.pair.reference.dtype) and own.error <= SHORT_LIMIT * unit
+
+
+def _is_behind_drift(site: Site, graph: Graph, results: Mapping[Site, PairResult]) -> bool:
+    return any(other in results and results[other].verdict in _DIRTY for other in graph.producers(site))
+
+
+def _cause_in_forward(site: Site, graph: Graph, drifted: Mapping[Site, str]) -> Site | None:
+    """The forward drift that makes this gradient wrong as well: of the module whose backward made it."""
+    if site.phase not in _LATE:
+        return None
+    makers = {site.name, *(other.name for other in graph.consumers(site))}
+    makers |= {name.rpartition(".")[0] for name in makers}
+    for other, by in drifted.items():
+        if other.step == site.step and ({other.name, by} & makers):
+            return other
+    return None
