@@ -14,9 +14,10 @@ from ..traces import Array
 class Surroundings(Protocol):
     """The rest of both runs, for hypotheses that look beyond one tensor."""
 
-    facts: Mapping[str, Any]
-    """What a run knows besides tensors: `target`, `candidate_target`, `batch`, and the headers' `optimizer`,
-    `candidate_optimizer`, where known."""
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a run knows besides tensors: `target`, `candidate_target`, `batch`, and the headers' `optimizer`,
+        `candidate_optimizer`, where known."""
 
     def sites(self, phase: str) -> Sequence[Site]:
         """The compared sites of a phase, in causal order."""

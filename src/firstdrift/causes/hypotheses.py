@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,18 @@ from ..compare.result import Cause
 from ..traces import Array
 from .evidence import Evidence
 from .labels import LABELS
+from .regions import shape_of_difference
+from .screening import LARGE, part_of
 
 EXACT = 4.0  # times the noise: a hypothesis that leaves no more than this explains everything
 DOMINANT = 0.1  # of the difference: a hypothesis that leaves no more than this explains most of it
 LEAST_NOISE = 1e-12  # even float64 leaves this much
+STORED = 2.0**-22  # two explanations that leave less than this, a few roundings to float32, are equally good
+MARGIN = 3.0  # times what the best leaves: a partial explanation is believed where others leave at least this
+FEW = 4  # fitted numbers, above which a fit says less
+PATIENCE = 4.0  # seconds of work, beyond which no further hypothesis is begun on a large tensor
+AS_GOOD_AS_INFINITE = 1e30  # masks are filled with the lowest number of a dtype; such values are no scale
+CHUNK = 1 << 18  # elements compared at a time, so that a wrong prediction is given up early
 
 Hypothesis = Callable[[Evidence], "Iterable[Finding]"]
 
@@ -39,27 +50,82 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A finding and the relative error that it leaves unexplained."""
+    """A finding and the relative error that it leaves unexplained; `measured` where that was seen on a prediction.
+
+    Predictions are as large as tensors, so only that of the `nearest` finding is kept.
+    """
 
     finding: Finding
     residual: float
+    measured: bool = True
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The findings about one drift so far."""
+
+    evidence: Evidence
+    scale: float
+    whole: float  # the relative difference to be explained
+    nothing: float  # what a prediction may leave to be better than none: half of what was found
+    tested: list[Tested] = field(default_factory=list)
+    nearest: Tested | None = None  # with its prediction
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> _Trial:
+        size = _norm(evidence.found)
+        scale = max(_norm(evidence.expected), size)
+        nothing = 0.5 * size / scale if size > 0 else math.inf
+        return cls(evidence, scale, _distance(evidence.found, evidence.expected, scale), nothing)
+
+    @property
+    def limit(self) -> float:
+        return EXACT * max(self.evidence.noise, LEAST_NOISE)
+
+    def run(self, hypothesis: Hypothesis) -> bool:
+        """Whether a hypothesis has something to say that explains all or most of the difference."""
+        most = DOMINANT * self.whole if math.isfinite(self.whole) else 0.0
+        worth = min(max(self.limit, most), self.nothing)
+        some = False
+        for finding in _findings(hypothesis, self.evidence):
+            left = self._left(finding, worth)
+            if not left <= worth or not _possible(self.evidence, finding):  # NaN explains nothing
+                continue
+            some = True
+            one = Tested(finding, left, finding.predicted is not None)
+            few = one.measured and finding.free <= FEW
+            if few and (self.nearest is None or left < self.nearest.residual):
+                self.nearest = one
+            self.tested.append(replace(one, finding=replace(finding, predicted=None)))
+        return some
+
+    def _left(self, finding: Finding, stop: float) -> float:
+        if finding.predicted is None:
+            return math.inf if finding.residual is None else finding.residual
+        return _distance(self.evidence.found, finding.predicted, self.scale, stop)
+
+    @property
+    def settled(self) -> bool:
+        """Whether a specific cause with few numbers explains everything."""
+        best = next(iter(_ranked(self)), None)
+        return best is not None and best.finding.free <= FEW and _specific(best)
 
 
 def explain(evidence: Evidence, table: Sequence[Hypothesis]) -> Cause:
-    """The cause with the fewest fitted numbers that explains a drift up to noise; else the one that explains most."""
-    tested = [Tested(one, residual(evidence, one)) for hypothesis in table for one in hypothesis(evidence)]
-    limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    exact = sorted((one for one in tested if one.residual <= limit), key=_preference)
-    if exact:
-        return _cause(exact, 0.95 if exact[0].finding.free <= FEW else 0.8)
-    whole = relative(evidence.found, evidence.expected, evidence)
-    dominant = sorted((one for one in tested if one.residual <= DOMINANT * whole), key=lambda one: one.residual)
-    if dominant:
-        return _cause(dominant, 0.5)
-    return Cause("unknown", "no known cause explains the difference", 0.0, "compare the two implementations there")
+    """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it."""
+    with np.errstate(all="ignore"):
+        trial = _try(evidence, table if evidence.expected.size else ())
+        return _chosen(trial)
 
 
-FEW = 4  # fitted numbers, above which a fit says less
+def _chosen(trial: _Trial) -> Cause:
+    ranked = _ranked(trial)
+    if ranked:
+        return _cause(ranked, _confidence(trial, ranked) if ranked[0].finding.label != "unknown" else 0.0)
+    partial = sorted(trial.tested, key=lambda one: (one.residual, *_preference(one)))
+    if partial and _believable(trial, partial):
+        return _cause(partial, _strength(trial) / 8)
+    return _unknown(trial, partial)
 
 
 def relative(found: Array, predicted: Array, evidence: Evidence) -> float:
@@ -67,39 +133,179 @@ def relative(found: Array, predicted: Array, evidence: Evidence) -> float:
 
     Where both are not finite and alike they agree; where only one is, nothing is explained.
     """
-    if found.shape != predicted.shape:
-        return float("inf")
-    a, b = np.asarray(found, np.float64), np.asarray(predicted, np.float64)
-    with np.errstate(all="ignore"):
-        finite = np.isfinite(a) & np.isfinite(b)
-        alike = finite | (a == b) | (np.isnan(a) & np.isnan(b))
-        if not alike.all():
-            return float("inf")
-        scale = max(_norm(evidence.expected), _norm(evidence.found))
-        error = _norm(np.where(finite, a - b, 0.0))
-    return error / scale if scale > 0 else float(error > 0)
+    return _distance(found, predicted, _scale(evidence))
 
 
 def residual(evidence: Evidence, finding: Finding) -> float:
     """The relative error that a finding leaves."""
     if finding.predicted is None:
-        return float("inf") if finding.residual is None else finding.residual
+        return math.inf if finding.residual is None else finding.residual
     return relative(evidence.found, finding.predicted, evidence)
 
 
+def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
+    """Everything on a small tensor; on a large one, first what a part of it does not refute."""
+    trial = _Trial.of(evidence)
+    if evidence.expected.size <= LARGE:
+        for hypothesis in table:
+            trial.run(hypothesis)
+        return trial
+    start = thread_time()
+    hopeful, costs = _screened(evidence, table)
+    for hypothesis in hopeful:
+        trial.run(hypothesis)
+    for hypothesis in table:
+        if trial.settled:
+            break
+        if hypothesis not in hopeful and thread_time() - start + costs.get(hypothesis, 0.0) <= PATIENCE:
+            trial.run(hypothesis)
+    return trial
+
+
+def _screened(evidence: Evidence, table: Sequence[Hypothesis]) -> tuple[list[Hypothesis], dict[Hypothesis, float]]:
+    """The hypotheses that a part of the tensor does not refute, and how long each should take on the whole."""
+    hopeful: list[Hypothesis] = []
+    costs: dict[Hypothesis, float] = {}
+    part = part_of(evidence)
+    if part is None:
+        return hopeful, costs
+    small, begun = _Trial.of(part), thread_time()
+    for hypothesis in table:
+        if small.settled or thread_time() - begun > PATIENCE:
+            break
+        start = thread_time()
+        if small.run(hypothesis):
+            hopeful.append(hypothesis)
+        grown = math.sqrt(evidence.expected.size / part.expected.size)  # some work grows with the tensor, some does not
+        costs[hypothesis] = (thread_time() - start) * grown
+    return hopeful, costs
+
+
+def _findings(hypothesis: Hypothesis, evidence: Evidence) -> Iterator[Finding]:
+    """What a hypothesis finds. One that fails must not take the verdict with it: it says so, and no more."""
+    try:
+        yield from hypothesis(evidence)
+    except Exception as error:
+        name = f"{hypothesis.__module__}.{hypothesis.__name__}"
+        warnings.warn(f"{name} failed at {evidence.site}: {error!r}; please report it", RuntimeWarning, stacklevel=2)
+
+
+def _possible(evidence: Evidence, finding: Finding) -> bool:
+    """Whether a cause can act there: an input is not computed, so the sides were fed different data."""
+    return evidence.site.phase != "input" or finding.label == "different-input"
+
+
+def _scale(evidence: Evidence) -> float:
+    return max(_norm(evidence.expected), _norm(evidence.found))
+
+
 def _norm(array: Array) -> float:
-    a = np.asarray(array, np.float64)
-    return float(np.linalg.norm(a[np.isfinite(a)]))
+    total = 0.0
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        values = np.asarray(flat[start : start + CHUNK], np.float64)
+        usual = np.abs(values) < AS_GOOD_AS_INFINITE  # false for NaN
+        if not usual.all():
+            values = values[usual]
+        total += float(values @ values)
+    return math.sqrt(total)
+
+
+def _distance(found: Array, predicted: Array, scale: float, stop: float = math.inf) -> float:
+    """The relative distance, or infinity as soon as it exceeds `stop`."""
+    if found.shape != predicted.shape:
+        return math.inf
+    total, enough = 0.0, (stop * scale) ** 2
+    flat, other = found.reshape(-1), predicted.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        a = np.asarray(flat[start : start + CHUNK], np.float64)
+        b = np.asarray(other[start : start + CHUNK], np.float64)
+        with np.errstate(all="ignore"):
+            error = a - b
+            square = float(error @ error)
+        if not math.isfinite(square):
+            finite = np.isfinite(a) & np.isfinite(b)
+            if not (finite | (a == b) | (np.isnan(a) & np.isnan(b))).all():
+                return math.inf
+            error = error[finite]
+            square = float(error @ error)
+        total += square
+        if total > enough:
+            return math.inf
+    return math.sqrt(total) / scale if scale > 0 else float(total > 0)
+
+
+def _ranked(trial: _Trial) -> list[Tested]:
+    """What explains everything, best first. What leaves far more than another comes after it, whatever it fitted."""
+    exact = [one for one in trial.tested if one.residual <= trial.limit]
+    least = min((one.residual for one in exact if one.measured), default=math.inf)
+    enough = max(EXACT * least, min(trial.evidence.noise, STORED))
+    as_good = [one for one in exact if not one.measured or one.residual <= enough]
+    rest = [one for one in exact if one.measured and one.residual > enough]
+    return sorted(as_good, key=_preference) + sorted(rest, key=_preference)
 
 
 def _preference(one: Tested) -> tuple[int, int, float]:
     return one.finding.free, -LABELS[one.finding.label].specificity, one.residual
 
 
-def _cause(ranked: Sequence[Tested], confidence: float) -> Cause:
-    best = ranked[0]
-    rival = next((one for one in ranked[1:] if one.finding.label != best.finding.label), None)
+def _specific(one: Tested) -> bool:
+    return LABELS[one.finding.label].specificity > 0
+
+
+def _rival(ranked: Sequence[Tested]) -> Tested | None:
+    return next((one for one in ranked[1:] if one.finding.label != ranked[0].finding.label), None)
+
+
+def _strength(trial: _Trial) -> float:
+    """How far the difference stands out of the noise, in powers of ten from 0 to 3."""
+    over = trial.whole / trial.limit
+    return min(max(math.log10(over), 0.0), 3.0) if over > 0 else 0.0
+
+
+def _confidence(trial: _Trial, ranked: Sequence[Tested]) -> float:
+    """From 0 to 1: how far the drift stands out, and that it is explained; less where a rival explains it as well."""
+    best, rival = ranked[0], _rival(ranked)
+    value = (_strength(trial) + 1) / 4
+    if best.finding.free > FEW:
+        value *= 0.8
+    if rival is not None and _preference(rival)[:2] == _preference(best)[:2]:
+        value *= 0.5
+    return value
+
+
+def _believable(trial: _Trial, partial: Sequence[Tested]) -> bool:
+    """Whether the best partial explanation may be given as the cause.
+
+    A specific cause must leave little and its rivals much more. A generic one, which comes near many others, must
+    leave next to nothing.
+    """
+    best, rival = partial[0], _rival(partial)
+    if best.finding.free > FEW or (rival is not None and rival.residual < MARGIN * best.residual):
+        return False
+    return best.residual <= (DOMINANT if _specific(best) else DOMINANT**2) * trial.whole
+
+
+def _unknown(trial: _Trial, partial: Sequence[Tested]) -> Cause:
+    evidence = trial.evidence
+    said = "no known cause explains the difference"
+    prediction = evidence.expected
+    parameters: dict[str, Any] = {}
+    if partial and trial.nearest is not None and trial.nearest.finding.predicted is not None:
+        nearest = trial.nearest
+        left = nearest.residual / trial.whole
+        said += f"; nearest comes {nearest.finding.label}, which leaves {left:.1%} of it: {nearest.finding.sentence}"
+        parameters = {"nearest": nearest.finding.label, "left": left}
+        prediction = trial.nearest.finding.predicted
+    where = shape_of_difference(evidence, prediction)
     return Cause(
-        best.finding.label, best.finding.sentence, confidence, LABELS[best.finding.label].confirm,
-        best.finding.parameters, None if rival is None else rival.finding.label,
+        "unknown", f"{said}; {where}" if where else said, 0.0, "compare the two implementations there", parameters
+    )
+
+
+def _cause(ranked: Sequence[Tested], confidence: float) -> Cause:
+    best, rival = ranked[0].finding, _rival(ranked)
+    return Cause(
+        best.label, best.sentence, confidence, LABELS[best.label].confirm, best.parameters,
+        None if rival is None else rival.finding.label,
     )  # fmt: skip

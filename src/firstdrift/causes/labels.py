@@ -1,13 +1,27 @@
-"""The vocabulary of causes, as data: what each label means, how it is recognised and confirmed, and real cases."""
+"""The vocabulary of causes, as data: what each label means, how it is recognised and confirmed, and real cases.
+
+The texts are in labels.toml. They are read when a label is first looked up.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("labels.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One cause. Of labels that explain a drift equally well, the one of greater `specificity` is given."""
+    """One cause. Of labels that explain a drift equally well, the one of greater `specificity` is given.
+
+    `cases` are bugs of public projects, as `owner/repository#number: what was wrong`.
+    """
 
     meaning: str
     recognised: str = ""
@@ -16,98 +30,37 @@ class Label:
     specificity: int = 1
 
 
-LABELS: dict[str, Label] = {
-    "none": Label("bitwise equal"),
-    "float-noise": Label("legal reordering / other cast points", specificity=0),
-    "ill-conditioned": Label("amplified noise, op is correct"),
-    "decision-flip": Label("near tie decided the other way by noise"),
-    "layout-equivalent": Label("tensors stored permuted/transposed/folded, function equal"),
-    "scale": Label("constant factor", specificity=0),
-    "channel-scale": Label("one or few channels scaled", specificity=0),
-    "missing-bias": Label("bias not applied"),
-    "double-bias": Label("bias applied more than once"),
-    "clamp": Label("hard saturation"),
-    "softcap": Label("tanh cap missing/extra"),
-    "activation-variant": Label("other activation function"),
-    "swapped-operands": Label("two operands exchanged", specificity=0),
-    "missing-term": Label("an additive term / branch is missing", specificity=0),
-    "missing-residual": Label("skip connection missing"),
-    "residual-source": Label("skip taken from the wrong tensor"),
-    "op-order": Label("two ops in the wrong order", specificity=0),
-    "transpose": Label("matrix transposed", specificity=0),
-    "head-permutation": Label("heads permuted or head/feature axes confused"),
-    "qkv-order": Label("q, k, v blocks exchanged"),
-    "gqa-order": Label("KV heads tiled instead of repeated"),
-    "conv-layout": Label("channel/spatial axis order"),
-    "conv-flip": Label("kernel flipped / spatially transposed"),
-    "concat-order": Label("concat order"),
-    "swapped-halves": Label("two halves exchanged"),
-    "interleave": Label("halves vs interleaved packing"),
-    "gate-order": Label("recurrent gate blocks permuted"),
-    "gate-formula": Label("recurrent cell formula variant"),
-    "wrong-weight": Label("weights of another tensor / not loaded", specificity=0),
-    "weight-swap": Label("two tensors exchanged"),
-    "untied-head": Label("tied head not tied"),
-    "index-shift": Label("rows shifted by one"),
-    "quantisation": Label("weights on an int8 grid"),
-    "norm-eps": Label("eps value"),
-    "norm-eps-placement": Label("eps outside the square root"),
-    "norm-plus-one": Label("1+w convention"),
-    "rms-vs-layernorm": Label("mean subtraction missing/extra"),
-    "norm-axis": Label("normalised over the wrong axes/groups"),
-    "norm-missing": Label("norm not applied"),
-    "batchnorm-mode": Label("batch statistics in eval"),
-    "batchnorm-momentum": Label("running-stat momentum"),
-    "batchnorm-unbiased": Label("running variance biased"),
-    "rope-interleave": Label("pairing"),
-    "rope-theta": Label("base"),
-    "rope-scaling": Label("frequency scaling missing"),
-    "rope-partial": Label("rotary dims"),
-    "rope-precision": Label("tables in low precision"),
-    "position-shift": Label("positions off by a constant"),
-    "frequency-table": Label("sinusoid frequencies"),
-    "alibi-slope": Label("ALiBi slopes"),
-    "attention-scale": Label("softmax temperature"),
-    "mask-off-by-one": Label("causal diagonal"),
-    "mask-missing": Label("mask ignored"),
-    "window-off-by-one": Label("sliding window width"),
-    "padding": Label("pad amount/side"),
-    "pool-count-pad": Label("average divisor at borders"),
-    "interpolation": Label("resize mode/align_corners"),
-    "router-renorm": Label("top-k weights (not) renormalised"),
-    "dtype-rounding": Label("computed or stored on a coarser dtype", specificity=0),
-    "overflow": Label("fp16 overflow"),
-    "nan-origin": Label("NaN/Inf produced here"),
-    "dropout-active": Label("dropout in eval"),
-    "stale-buffer": Label("output of an earlier call returned"),
-    "different-input": Label("the two sides were not fed the same data"),
-    "reduction-scale": Label("loss divisor"),
-    "loss-formula": Label("other loss", specificity=0),
-    "label-shift": Label("labels shifted"),
-    "gradient-scale": Label("all gradients scaled", specificity=0),
-    "gradient-formula": Label("wrong backward formula", specificity=0),
-    "gradient-missing": Label("detached/frozen/no gradient"),
-    "tied-gradient": Label("tied weight gets one of two contributions"),
-    "clip-norm": Label("gradient clipping"),
-    "optimizer-eps": Label("Adam eps placement"),
-    "optimizer-bias-correction": Label("Adam bias correction"),
-    "optimizer-momentum": Label("momentum/nesterov"),
-    "optimizer-lr": Label("learning rate of a group"),
-    "weight-decay-norms": Label("decay applied to 1-D params"),
-    "weight-decay-coupling": Label("L2 vs decoupled"),
-    "offset": Label("constant added everywhere", specificity=0),
-    "permutation": Label("elements or slices permuted, mapping given", specificity=0),
-    "axis-order": Label("axes exchanged or merged in another order", specificity=0),
-    "skipped-op": Label("an operation was not applied", specificity=0),
-    "uninitialised": Label("values left at init, zero or garbage"),
-    "nondeterministic": Label("two runs of the candidate differ"),
-    "accumulator-precision": Label("summed in a coarser dtype, error grows with sqrt(K)"),
-    "zero-point": Label("quantization zero point"),
-    "rounding-mode": Label("ties or double rounding, at most one step"),
-    "pool-mode": Label("ceil/floor or max/average confusion"),
-    "replica-divergence": Label("nominally equal ranks differ"),
-    "missing-reduce": Label("gradient not reduced over ranks"),
-    "call-count": Label("a module ran more or fewer times"),
-    "reference-suspect": Label("the reference is the side that deviates from float64"),
-    "unknown": Label("none of these explains it", specificity=0),
-}
+class Vocabulary(Mapping[str, Label]):
+    """Every label by its name, in the order in which they are documented."""
+
+    @cached_property
+    def _labels(self) -> dict[str, Label]:
+        said: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text("utf-8"))
+        return {name: Label(**item | {"cases": tuple(item.get("cases", ()))}) for name, item in said.items()}
+
+    def __getitem__(self, name: str) -> Label:
+        return self._labels[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+
+LABELS = Vocabulary()
+
+
+def link(case: str) -> str:
+    """Where a case can be read about."""
+    place, _, _ = case.partition(":")
+    repository, _, number = place.partition("#")
+    return f"https://github.com/{repository}/issues/{number}"
+
+
+def nearest(name: str) -> list[str]:
+    """The labels that a misspelt or incomplete name may mean, likeliest first."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    parts = {part for part in plain.split("-") if len(part) > 2}
+    like = get_close_matches(plain, LABELS, 3, 0.6)
+    return list(dict.fromkeys([*like, *(one for one in LABELS if parts & set(one.split("-")))]))[:4]

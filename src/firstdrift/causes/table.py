@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
+from . import (
+    activation_variants,
+    attention,
+    elementwise,
+    embeddings,
+    fed,
+    glue,
+    gradients,
+    integrity,
+    layouts,
+    linear,
+    losses,
+    norms,
+    optimizers,
+    packing,
+    permutations,
+    quantisation,
+    recurrent,
+    rope,
+    rounding,
+    routing,
+    spatial,
+    weights,
+    wiring,
+)
 from .hypotheses import Hypothesis
 
-TABLE: tuple[Hypothesis, ...] = ()
+# What makes all else meaningless comes first, then what speaks of one phase only, then cheap before expensive.
+FAMILIES = (
+    fed, integrity, weights, losses, gradients, optimizers, wiring, elementwise, layouts, permutations, rounding,
+    quantisation, glue, packing, activation_variants, norms, linear, embeddings, rope, spatial, recurrent, attention,
+    routing,
+)  # fmt: skip
+
+TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)

@@ -1,0 +1,134 @@
+"""The settings under which the formula reproduces what the reference computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...strict_json import Json
+from .formula import Settings
+from .operands import Sources
+from .problem import SCREEN, Problem, at_rows, beginning, first_head, sampled
+from .proposals import local, plain, scales, turned
+from .searching import searched
+from .structure import Structure, likely
+
+FEW_TRIALS = 8  # of structures and masks, for which numbers are searched
+TOKENS = 12  # enough to tell the scores apart, few enough to try much
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reference:
+    """What the reference's attention is: its structure, its settings, and the problem they solve."""
+
+    structure: Structure
+    settings: Settings
+    problem: Problem
+
+
+def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> Reference | None:
+    """The settings that reproduce the reference within a limit, or None."""
+    shapes, causal = likely(given, other, attrs, limit)
+    trials = [
+        _Trial.of(base, structure, whole) for structure, whole in shapes for base in _bases(structure, whole, causal)
+    ]
+    for stage in (plain, turned, local):
+        for trial in trials:
+            for proposal in stage(trial.base, trial.whole, given, attrs):
+                held = _held(proposal, trial.few, limit)
+                proven = None if held is None else _proven(held, trial.wide, trial.whole, limit)
+                if proven is not None:
+                    return Reference(trial.structure, _sharpened(proven, trial.wide), trial.whole)
+    for trial in trials if len(trials) <= FEW_TRIALS else ():
+        for found in searched(trial.base, trial.few, limit):
+            proven = _proven(found, trial.wide, trial.whole, limit)
+            if proven is not None:
+                return Reference(trial.structure, proven, trial.whole)
+    return None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Trial:
+    """A structure with a mask, and the parts of the problem on which scores are tried."""
+
+    base: Settings
+    structure: Structure
+    whole: Problem
+    few: Problem
+    wide: Problem
+
+    @classmethod
+    def of(cls, base: Settings, structure: Structure, whole: Problem) -> _Trial:
+        few = first_head(_few(base, whole), structure.heads, structure.kv_heads)
+        return cls(base, structure, whole, few, sampled(whole, structure.heads, SCREEN))
+
+
+def _bases(structure: Structure, whole: Problem, causal: bool) -> Iterator[Settings]:
+    """What may be seen: as the masks say, and only what came before where that is so or cannot be told."""
+    last = whole.keys - whole.queries
+    told = whole.reads == "out" and whole.operands.mask is None and last == 0
+    for mask in _masks(whole):
+        for diagonal in [0] if causal else [None] if told else [None, max(last, 0)]:
+            yield replace(structure.settings(), diagonal=diagonal, mask=mask)
+
+
+def _masks(whole: Problem) -> Iterable[str]:
+    mask = whole.operands.mask
+    if mask is None:
+        return ("",)
+    return ("keep", "drop", "") if np.isin(mask, (0, 1)).all() else ("add", "")
+
+
+def _held(proposal: Settings, few: Problem, limit: float) -> Settings | None:
+    """A proposal that explains the first tokens, with a window if one is so narrow that it shows there."""
+    rows = few.per_row(proposal)
+    if float(np.sqrt((rows**2).sum())) <= limit:
+        return proposal
+    first = int(np.argmax(rows > limit))
+    if proposal.diagonal != 0 or first < (2 if few.reads == "out" else 1):
+        return None
+    windowed = replace(proposal, window=first)
+    return windowed if few.error(windowed) <= limit else None
+
+
+def _few(base: Settings, whole: Problem) -> Problem:
+    if base.diagonal is None or whole.keys != whole.queries:
+        return sampled(whole, base.heads, SCREEN // 8)
+    skip, chosen = 0, np.arange(min(2, len(whole.operands.q)))
+    mask = whole.operands.mask
+    if base.mask in ("keep", "drop") and mask is not None and mask.shape[2] == 1 and len(mask) == len(whole.operands.q):
+        hidden = (mask[:, 0, 0] != 0) != (base.mask == "keep")
+        starts = np.argmin(hidden, axis=-1)  # where padding on the left ends
+        chosen = np.argsort(starts, kind="stable")[:2]
+        skip = int(starts[chosen].max())
+    few = beginning(whole, min(whole.keys, skip + TOKENS), chosen)
+    return at_rows(few, few.rows[skip:])  # what a query that sees nothing returns may depend on all keys
+
+
+def _proven(found: Settings, wide: Problem, whole: Problem, limit: float) -> Settings | None:
+    """Settings that hold on tokens far apart too, with the window that this may take."""
+    if wide.error(found) <= limit:
+        return found
+    if found.diagonal is None:
+        return None
+    good, bad = TOKENS - 1, whole.queries - 1
+    if whole.queries <= TOKENS or at_rows(wide, np.array([bad])).error(found) <= limit:
+        return None
+    while bad - good > 1:  # rows fail from the first one on for which a window hides a key
+        middle = (good + bad) // 2
+        if at_rows(wide, np.array([middle])).error(found) <= limit:
+            good = middle
+        else:
+            bad = middle
+    windowed = replace(found, window=bad)
+    return windowed if wide.error(windowed) <= limit else None
+
+
+def _sharpened(found: Settings, wide: Problem) -> Settings:
+    """Of settings that explain the reference, those of another usual scale if they do much better."""
+    channels = int(wide.operands.q.shape[-1]) // found.heads
+    tried = [found] + [replace(found, scale=scale) for scale in scales(found.heads, channels).values()]
+    best = min(tried, key=wide.error)
+    return best if wide.error(best) < 0.5 * wide.error(found) else found

@@ -1,0 +1,101 @@
+"""Variants of what may be seen: the diagonal, the window, the padding, and how a key is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from .claims import Case, Claim
+
+
+def diagonal(case: Case) -> Iterator[Claim]:
+    """The causal mask moved by one, left out, added, or aligned at the other corner."""
+    base, ahead = case.settings, case.problem.keys - case.problem.queries
+    if base.diagonal is None:
+        yield Claim(
+            "mask-missing", "a causal mask is applied that the reference has not", replace(base, diagonal=ahead)
+        )
+        return
+    for step, what in ((1, "sees one key too many, of the future"), (-1, "does not see its own key")):
+        claim = replace(base, diagonal=base.diagonal + step)
+        yield Claim("mask-off-by-one", f"each query {what}", claim, {"diagonal": step})
+    yield Claim("mask-missing", "the causal mask is ignored", replace(base, diagonal=None, window=None))
+    if ahead and base.diagonal in (0, ahead):
+        corner = ahead - base.diagonal
+        where = "first" if corner == 0 else "last"
+        yield Claim(
+            "mask-missing", f"the causal mask is aligned at the {where} key instead of the other end",
+            replace(base, diagonal=corner), {"diagonal": corner, "reference_diagonal": base.diagonal},
+        )  # fmt: skip
+
+
+def window(case: Case) -> Iterator[Claim]:
+    """A sliding window of another width, or none."""
+    base = case.settings
+    if base.reach is not None:
+        for reach in (base.reach + 1, base.reach - 1):
+            yield Claim(
+                "window-off-by-one", f"the window reaches {reach} keys to each side instead of {base.reach}",
+                replace(base, reach=reach), {"window": reach, "reference_window": base.reach},
+            )  # fmt: skip
+        yield Claim("mask-missing", "the sliding window is ignored", replace(base, reach=None))
+    if base.diagonal is None:
+        return
+    first = _first_different(case)
+    if base.window is not None:
+        yield Claim("mask-missing", "the sliding window is ignored", replace(base, window=None))
+        near = {base.window + 1, base.window - 1}
+        for width in sorted(near | ({first} if first else set()) | {base.window * 2, base.window // 2}):
+            if 0 < width != base.window:
+                yield Claim(
+                    "window-off-by-one", f"the sliding window holds {width} keys instead of {base.window}",
+                    replace(base, window=width), {"window": width, "reference_window": base.window},
+                    free=0 if width in near else 1,
+                )  # fmt: skip
+    elif first:
+        yield Claim(
+            "window-off-by-one", f"a sliding window of {first} keys is applied that the reference has not",
+            replace(base, window=first), {"window": first, "reference_window": None}, free=1,
+        )  # fmt: skip
+
+
+def padding(case: Case) -> Iterator[Claim]:
+    """A mask that was given and is not applied, or read the wrong way round."""
+    base = case.settings
+    if case.problem.operands.mask is None:
+        return
+    if base.mask:
+        yield Claim("mask-missing", "the mask that was given is ignored", replace(base, mask=""))
+        if base.diagonal is None and case.problem.keys == case.problem.queries:
+            only = replace(base, mask="", diagonal=0)
+            yield Claim("mask-missing", "of the mask that was given only the causal part is applied", only)
+    other = {"keep": "drop", "drop": "keep"}.get(base.mask)
+    if other:
+        yield Claim("mask-missing", "the mask is read the wrong way round", replace(base, mask=other))
+    if not base.mask:
+        for reading in ("keep", "drop", "add"):
+            claim = replace(base, mask=reading)
+            yield Claim("mask-missing", "a mask is applied that the reference ignores", claim)
+
+
+def hiding(case: Case) -> Iterator[Claim]:
+    """Keys that are hidden in a way that does not hide them."""
+    base = case.settings
+    if base.diagonal is None and not base.mask and base.reach is None:
+        return
+    zero = replace(base, hidden=0.0)
+    yield Claim("mask-missing", "the scores of hidden keys are set to zero, which hides nothing", zero, {"hidden": 0.0})
+    late = replace(base, late=True)
+    yield Claim("op-order", "keys are hidden after the softmax, so that the rest does not sum to one", late)
+
+
+def _first_different(case: Case) -> int | None:
+    """The first query whose outcome differs, looking at all of them in the sample that differs most."""
+    off, size = (square.sum(axis=0) for square in case.problem.profile)
+    bad = off > case.limit**2 * np.maximum(size, 1e-300)
+    return int(np.argmax(bad)) if bad.any() and not bad[0] else None
+
+
+VARIANTS = (diagonal, window, padding, hiding)

@@ -1,0 +1,132 @@
+"""Variants of the scores: their scale, their cap, what is added to them, and the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from .claims import Case, Claim, factor, snapped
+from .formula import Settings
+from .problem import SCREEN
+from .proposals import slopes
+from .searching import CAPS
+
+
+def temperature(case: Case) -> Iterator[Claim]:
+    """Scores multiplied by another factor."""
+    base, channels, heads = case.settings, case.channels, case.settings.heads
+
+    def settings(ratio: float) -> Settings:
+        return replace(base, scale=base.scale * ratio)
+
+    menu = {
+        "sqrt(head_dim)": channels**0.5, "1/sqrt(head_dim)": channels**-0.5, "head_dim": float(channels),
+        "1/head_dim": 1.0 / channels, "sqrt(heads)": heads**0.5, "1/sqrt(heads)": heads**-0.5,
+        "no scale at all": 1.0 / base.scale, "the square of the scale": base.scale, "2": 2.0, "1/2": 0.5,
+    }  # fmt: skip
+    menu = {name: value for name, value in menu.items() if abs(value - 1) > 1e-9}
+    found = factor(case, settings, [*menu.values(), *(2.0 ** (power / 2) for power in range(-14, 15))])
+    if found is None:
+        return
+    ratio, error = found
+    near = snapped(case, settings, ratio, error, menu.values())
+    name = next((name for name, value in menu.items() if value == near), "")
+    ratio = near or ratio
+    known = f" ({name})" if name else ""
+    yield Claim(
+        "attention-scale", f"the attention scores are multiplied by {base.scale * ratio:.6g} instead of "
+        f"{base.scale:.6g}, a factor of {ratio:.6g}{known}",
+        settings(ratio),
+        {"factor": ratio, "scale": base.scale * ratio, "reference_scale": base.scale, "name": name or None},
+        free=0 if name else 1,
+    )  # fmt: skip
+
+
+def cap(case: Case) -> Iterator[Claim]:
+    """A softcap that is missing, extra or other."""
+    base = case.settings
+    if base.softcap is not None:
+        facts = {"softcap": None, "reference_softcap": base.softcap}
+        yield Claim("softcap", f"the softcap of {base.softcap:g} is missing", replace(base, softcap=None), facts)
+
+    def settings(value: float) -> Settings:
+        return replace(base, softcap=value)
+
+    found = factor(case, settings, (5.0, 10.0, 15.0, *CAPS, 100.0))
+    if found is None:
+        return
+    value, error = found
+    near = snapped(case, settings, value, error, (5.0, 10.0, 15.0, *CAPS, 100.0))
+    value = near or value
+    was = "there is none in the reference" if base.softcap is None else f"it is {base.softcap:g} in the reference"
+    yield Claim(
+        "softcap", f"the scores are capped at {value:.6g}; {was}", settings(value),
+        {"softcap": value, "reference_softcap": base.softcap}, free=0 if near else 1,
+    )  # fmt: skip
+
+
+def alibi(case: Case) -> Iterator[Claim]:
+    """Linear biases with other slopes, missing or extra."""
+    base = case.settings
+    usual = slopes(base.heads)
+    naive = 2.0 ** (-8.0 * np.arange(1, base.heads + 1) / base.heads)
+    if base.slopes is None:
+        extra = replace(base, slopes=usual)
+        yield Claim("missing-term", "linear position biases are added that the reference has not", extra)
+        return
+    yield Claim("missing-term", "the linear position biases are missing", replace(base, slopes=None))
+    yield Claim("alibi-slope", "the slopes fall geometrically over all heads", replace(base, slopes=naive))
+    yield Claim("alibi-slope", "the slopes have the other sign", replace(base, slopes=-base.slopes), {"factor": -1.0})
+    reverse = replace(base, slopes=base.slopes[::-1].copy())
+    yield Claim("alibi-slope", "the slopes are in the reverse order of the heads", reverse)
+    given = base.slopes
+
+    def settings(ratio: float) -> Settings:
+        return replace(base, slopes=given * ratio)
+
+    step = 2.0 ** (8.0 / base.heads)
+    menu = [step, 1 / step, 2.0, 0.5, step**0.5, step**-0.5]
+    found = factor(case, settings, [*menu, 4.0, 0.25])
+    if found is not None:
+        ratio, error = found
+        near = snapped(case, settings, ratio, error, menu)
+        ratio = near or ratio
+        yield Claim(
+            "alibi-slope", f"all slopes are {ratio:.6g} times those of the reference", settings(ratio),
+            {"factor": ratio}, free=0 if near else 1,
+        )  # fmt: skip
+
+
+def added(case: Case) -> Iterator[Claim]:
+    """A recorded bias of the scores that is missing or extra."""
+    base = case.settings
+    if case.problem.operands.bias is None:
+        return
+    what = "is missing" if base.biased else "is added, which the reference does not do"
+    yield Claim("missing-term", f"the bias of the scores {what}", replace(base, biased=not base.biased))
+
+
+def normalisation(case: Case) -> Iterator[Claim]:
+    """Queries and keys that are not normalised."""
+    base = case.settings
+    if base.norm:
+        yield Claim("norm-missing", "queries and keys are not normalised", replace(base, norm=""))
+
+
+def softmax(case: Case) -> Iterator[Claim]:
+    """A softmax over another axis, or none."""
+    base = case.settings
+    if case.problem.reads == "scores":
+        return
+    yield Claim("skipped-op", "the softmax is not applied to the scores", replace(base, over="nothing"))
+    yield Claim("norm-axis", "the softmax goes over the heads", replace(base, over="heads"), {"axis": "heads"})
+    if case.problem.complete(base.heads, SCREEN):
+        over = replace(base, over="queries")
+        facts = {"axis": "queries"}
+        yield Claim("norm-axis", "the softmax goes over the queries", over, facts, problem=case.problem)
+
+
+VARIANTS = (added, normalisation, softmax)
+FITTED = (temperature, cap, alibi)

@@ -1,0 +1,204 @@
+"""Evidence of a drift, gathered from two traces and, where there is one, from a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..compare.measuring import load_pair
+from ..compare.pairs import Pair, ReconcileError
+from ..errors import FirstdriftError
+from ..sites import Site
+from ..traces import Array, Trace
+from ..verdict.graph import Graph
+from .evidence import Evidence
+
+Tensors = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Both runs, by the reference's sites. `replayed` holds what the reference makes of the candidate's tensors."""
+
+    graph: Graph
+    pairs: Mapping[Site, Pair]
+    reference_trace: Trace
+    candidate_trace: Trace
+    replayed: Trace | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def sites(self, phase: str) -> Sequence[Site]:
+        """The compared sites of a phase, in causal order."""
+        return [site for site in self.pairs if site.phase == phase]
+
+    def reference(self, site: Site) -> Array | None:
+        """The reference's tensor, or None where there is none."""
+        both = self.both(site)
+        return None if both is None else both[0]
+
+    def candidate(self, site: Site) -> Array | None:
+        """The candidate's tensor, or None where there is none."""
+        both = self.both(site)
+        return None if both is None else both[1]
+
+    def op(self, site: Site) -> str:
+        """The operation that the reference recorded for a site."""
+        return (self.pairs[site].reference.op or "") if site in self.pairs else ""
+
+    def both(self, site: Site) -> tuple[Array, Array] | None:
+        """Both tensors of a site as float64 (integers as they are), None where one has no values."""
+        if site not in self.pairs:
+            return None
+        try:
+            ours, theirs = load_pair(self.pairs[site], self.reference_trace, self.candidate_trace)
+        except (FirstdriftError, ReconcileError):
+            return None
+        return plain(ours), plain(theirs)
+
+    def expected(self, site: Site) -> Array | None:
+        """What the reference makes of the candidate's own tensors at a site."""
+        if self.replayed is None or site not in self.replayed:
+            return None
+        return plain(self.replayed.array(site))
+
+
+def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
+    """Everything known of the drift at a site; None where there are no numbers to explain."""
+    both = runs.both(site)
+    if both is None or both[0].shape != both[1].shape:
+        return None
+    expected = runs.expected(site)
+    replayed = expected is not None and expected.shape == both[1].shape
+    ours, theirs = _inputs(site, runs)
+    maker = _maker(site, runs)
+    out = _out(maker, runs)
+    parameters, own = _parameters(maker, runs)
+    wanted = expected if replayed and expected is not None else both[0]
+    found = both[1]
+    if site.phase == "weight_after" and (before := runs.both(site._replace(phase="weight"))) is not None:
+        wanted, found = np.subtract(wanted, before[1] if replayed else before[0]), np.subtract(found, before[1])
+    settings = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else out
+    return Evidence(
+        site, wanted, found, noise, replayed, _op(out),
+        theirs if replayed else ours, theirs, parameters, own,
+        settings.reference.attrs if settings else {}, settings.candidate[0].attrs if settings else {}, runs,
+    )  # fmt: skip
+
+
+def plain(array: Array) -> Array:
+    """Numbers as float64; integers, booleans and complex numbers as they are."""
+    return array if array.dtype.kind in "iubc" else np.asarray(array, np.float64)
+
+
+def _updated(site: Site) -> Site:
+    """The parameter that an optimizer's state belongs to, after the step, where its settings are recorded."""
+    return site._replace(phase="weight_after", port=site.port.split(".")[0])
+
+
+def _op(out: Pair | None) -> str:
+    return (out.reference.op or "") if out else ""
+
+
+def _maker(site: Site, runs: Runs) -> Site:
+    """The output of the module whose operation made a tensor, as a site of the forward pass."""
+    forward = site._replace(phase="fwd", port="out", sample=None)
+    if site.phase == "fwd" and site.port.startswith("in."):
+        return forward._replace(name=site.name.rpartition(".")[0], call=0)
+    if site.phase == "agrad":
+        consumers = runs.graph.consumers(site)
+        return consumers[0]._replace(phase="fwd", port="out") if consumers else forward
+    return forward._replace(call=0) if site.phase != "fwd" else forward
+
+
+def _out(maker: Site, runs: Runs) -> Pair | None:
+    """A module's output, whatever its port is called."""
+    if maker in runs.pairs:
+        return runs.pairs[maker]
+    same = (
+        pair
+        for other, pair in runs.pairs.items()
+        if (other.step, other.phase, other.name) == (maker.step, "fwd", maker.name) and other.port.startswith("out")
+    )
+    return next(same, None)
+
+
+def _parameters(maker: Site, runs: Runs) -> tuple[Tensors, Tensors]:
+    ours: Tensors = {}
+    theirs: Tensors = {}
+    for other in runs.pairs:
+        if (other.step, other.phase, other.name) == (maker.step, "weight", maker.name):
+            both = runs.both(other)
+            if both is not None:
+                ours[other.port], theirs[other.port] = both
+    return ours, theirs
+
+
+def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:
+    """What a tensor was computed from, on both sides."""
+    ours: Tensors = {}
+    theirs: Tensors = {}
+    for key, other in _sources(site, runs):
+        both = runs.both(other)
+        if both is not None:
+            ours.setdefault(key, both[0])
+            theirs.setdefault(key, both[1])
+    return ours, theirs
+
+
+def _sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
+    match site.phase:
+        case "fwd":
+            yield from _forward_sources(site, runs)
+        case "loss" | "lossgrad":
+            root = site._replace(phase="fwd", name="", port="out", call=0)
+            yield from (("logits", other) for other in (root, *runs.graph.producers(site)) if other in runs.pairs)
+        case "agrad":
+            yield "fwd", site._replace(phase="fwd")
+            for other in runs.graph.producers(site):
+                if other.phase == "agrad":
+                    yield f"agrad {other.name}", other
+            maker = _maker(site, runs)
+            yield from _ports(maker, runs)
+        case "grad":
+            yield from (("agrad", other) for other in runs.graph.producers(site) if other.phase == "agrad")
+            yield from _ports(site._replace(phase="fwd"), runs)
+        case "weight_after" | "optim":
+            yield from _update_sources(site, runs)
+
+
+def _forward_sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
+    has_parts = any(other.phase == "fwd" and other.name.startswith(f"{site.name}.") for other in runs.pairs)
+    if not site.port.startswith("in.") and (site.name or not has_parts) and not has_parts:
+        ports = list(_ports(site, runs))
+        if ports:
+            yield from ports
+            return
+    for other in runs.graph.producers(site):
+        if other.phase == "input":
+            yield f"input {other.port}", other
+        elif other.phase == "fwd":
+            yield other.name if other.port in ("out", "in.0") else f"{other.name}:{other.port}", other
+
+
+def _ports(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
+    """The inputs of a module's call."""
+    for other in runs.pairs:
+        here = (other.step, other.phase, other.name, other.call) == (site.step, "fwd", site.name, site.call)
+        if here and other.port.startswith("in."):
+            yield other.port, other
+
+
+def _update_sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
+    parameter = site.port.split(".")[0] if site.phase == "optim" else site.port
+    yield "weight", site._replace(phase="weight", port=parameter)
+    for phase in ("grad_scaled", "grad"):
+        yield "grad", site._replace(phase=phase, port=parameter)
+    for other in runs.pairs:
+        if other.phase == "optim" and other.name == site.name and other.step == site.step - 1:
+            name, _, key = other.port.partition(".")
+            if name == parameter:
+                yield key, other
+    yield from _ports(site._replace(phase="fwd", call=0), runs)

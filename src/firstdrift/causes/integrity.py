@@ -1,0 +1,176 @@
+"""Values that no formula gives: overflow, NaN, memory nobody wrote, dropout, runs that differ from each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sites import BACKWARD_PHASES
+from ..traces import Array
+from .agreement import Floats, floats, limit
+from .evidence import Evidence
+from .hypotheses import FEW, Finding, Hypothesis
+
+LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}
+ROUNDS_BEYOND = {"f16": 65520.0, "f8e5m2": 61440.0, "f8e4m3": 464.0}  # half a step above the largest
+DENORMAL = 2.0**-126  # below the smallest normal float32
+GARBAGE = 1e6  # times the usual size of the values
+BLOCK = 0.9  # of the unwritten elements must lie in slices that are unwritten as a whole
+ZERO_IS_NAMED_ELSEWHERE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
+FEWEST = 64  # elements before zeros can be called random
+SURPRISE = 6.0  # standard deviations that chance does not reach
+
+Mask = NDArray[np.bool_]
+
+
+def overflow(evidence: Evidence) -> Iterator[Finding]:
+    """found is not finite exactly where expected is beyond what a dtype can hold."""
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    lost = ~np.isfinite(found) & np.isfinite(expected)
+    if not lost.any():
+        return
+    size = np.abs(np.where(np.isfinite(expected), expected, 0.0))
+    for dtype, bound in ROUNDS_BEYOND.items():
+        slack = max(2 * evidence.noise, 1e-3) * bound
+        beyond = size > bound + slack
+        if (lost & (size < bound - slack)).any() or (beyond & ~lost).any() or not beyond.any():
+            continue
+        left = _error(evidence, expected, found, ~lost)
+        said = f"{int(lost.sum())} elements beyond {LARGEST[dtype]:g}, the largest {dtype}, are not finite"
+        yield Finding("overflow", said, None, 0, {"dtype": dtype, "largest": LARGEST[dtype]}, _or_rounded(left, dtype))
+        return
+
+
+def nan_origin(evidence: Evidence) -> Iterator[Finding]:
+    """found is not finite where expected is, and what it was computed from is finite."""
+    lost = ~np.isfinite(floats(evidence.found)) & np.isfinite(floats(evidence.expected))
+    if not lost.any() or any(not np.isfinite(floats(one)).all() for one in evidence.candidate_inputs.values()):
+        return
+    first = np.unravel_index(int(np.argmax(lost)), lost.shape)
+    kind = "NaN" if np.isnan(floats(evidence.found)[lost]).any() else "infinite"
+    place = ", ".join(str(one) for one in first)
+    said = (
+        f"{int(lost.sum())} of {lost.size} elements are {kind}, the first at [{place}]; what they came from is finite"
+    )
+    parameters = {"count": int(lost.sum()), "first": [int(one) for one in first]}
+    yield Finding("nan-origin", said, None, FEW, parameters, 0.0)
+
+
+def uninitialised(evidence: Evidence) -> Iterator[Finding]:
+    """Part of found is zero, denormal or garbage; the rest is as expected."""
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    size = np.abs(found)
+    if expected.size < FEW or not (
+        (size < DENORMAL).any() or float(size.max()) > GARBAGE**0.5 * np.abs(expected).max()
+    ):
+        return
+    usual = float(np.abs(expected[np.isfinite(expected)]).mean()) if np.isfinite(expected).any() else 0.0
+    if usual == 0.0:
+        return
+    far = ~(np.abs(found - expected) <= 2 * limit(evidence) * np.maximum(np.abs(expected), usual))
+    kinds = {
+        "zero": (found == 0.0) if evidence.site.phase not in ZERO_IS_NAMED_ELSEWHERE else np.zeros_like(far),
+        "denormal": far & (found != 0.0) & (size < DENORMAL) & (usual > 1e6 * DENORMAL),
+        "garbage": far & (size > GARBAGE * max(usual, float(np.abs(expected).max()) / GARBAGE**0.5)),
+    }
+    bad = kinds["zero"] | kinds["denormal"] | kinds["garbage"]
+    if not (bad & far).any() or (kinds["zero"].any() and not _blocks(kinds["zero"], expected)):
+        return
+    what = ", ".join(kind for kind, mask in kinds.items() if mask.any())
+    predicted = np.where(bad, found, expected)
+    said = f"{int(bad.sum())} of {bad.size} elements are {what}, as if nobody had written them"
+    yield Finding("uninitialised", said, predicted, 1, {"count": int(bad.sum()), "kinds": what.split(", ")})
+
+
+def dropout_active(evidence: Evidence) -> Iterator[Finding]:
+    """Random elements, or random channels, of found are zero and the others are larger by 1 / (1 - p)."""
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    live = (expected != 0.0) & np.isfinite(expected)
+    dropped = live & (found == 0.0)
+    kept = live & ~dropped
+    if live.sum() < FEWEST or not dropped.any() or not kept.any():
+        return
+    ratio = float(expected[kept] @ found[kept]) / float(expected[kept] @ expected[kept])
+    p = 1 - 1 / ratio if ratio > 1 else 0.0
+    if p <= 2 * limit(evidence) or not (_random(dropped, live, p) or _random_channels(dropped, live, p)):
+        return
+    predicted = np.where(dropped, 0.0, ratio * expected)
+    said = f"{dropped.sum() / live.sum():.1%} of the elements are zero and the others {ratio:.6g} times as large"
+    yield Finding("dropout-active", f"{said}: dropout with p = {p:.4g} is active", predicted, 1, {"p": p})
+
+
+def nondeterministic(evidence: Evidence) -> Iterator[Finding]:
+    """Further runs of the candidate gave other numbers here."""
+    repeats = evidence.around.facts.get("repeats")
+    if not isinstance(repeats, (list, tuple)):
+        return
+    for other in repeats:
+        if isinstance(other, np.ndarray) and other.shape == evidence.found.shape:
+            left = _error(evidence, floats(other), floats(evidence.found), np.ones(other.shape, np.bool_))
+            if left > limit(evidence):
+                said = f"two runs of the candidate differ here by {left:.2g}"
+                yield Finding("nondeterministic", said, None, 2, {"difference": left}, 0.0)
+                return
+
+
+def _error(evidence: Evidence, a: Floats, b: Floats, where: Mask) -> float:
+    """The relative difference of the chosen elements."""
+    size = max(float(np.linalg.norm(a[where])), float(np.linalg.norm(b[where])))
+    error = float(np.linalg.norm(a[where] - b[where]))
+    return error / size if size > 0 else error
+
+
+def _or_rounded(left: float, dtype: str) -> float:
+    """What an overflowing dtype leaves: nothing beyond its own rounding."""
+    roundoff = {"f16": 2.0**-11, "f8e5m2": 2.0**-3, "f8e4m3": 2.0**-4}[dtype]
+    return 0.0 if left <= roundoff else left
+
+
+def _blocks(zero: Mask, expected: Floats) -> bool:
+    """Whether zeros fill whole slices or long runs, whatever sign was expected: a ReLU or dropout leaves others."""
+    if not ((expected[zero] > 0).any() and (expected[zero] < 0).any()) and zero.mean() < BLOCK:
+        return False
+    if zero.ndim < 2:
+        runs = np.diff(np.flatnonzero(np.diff(zero.astype(np.int8), prepend=0, append=0)))[::2]
+        return bool(runs.mean() >= FEW)
+    covered = np.zeros_like(zero)
+    for axis in range(zero.ndim):
+        full = zero.all(axis=axis, keepdims=True)
+        covered |= full & zero
+    return bool(covered.sum() >= BLOCK * zero.sum())
+
+
+def _random(dropped: Mask, live: Mask, p: float) -> bool:
+    """Whether as many are dropped as chance gives, and in every slice of every axis."""
+    if not _chance(np.array([dropped.sum()]), np.array([live.sum()]), p):
+        return False
+    for axis in range(dropped.ndim):
+        others = tuple(one for one in range(dropped.ndim) if one != axis)
+        if not _chance(dropped.sum(axis=others), live.sum(axis=others), p):
+            return False
+    return True
+
+
+def _random_channels(dropped: Mask, live: Mask, p: float) -> bool:
+    """Whether whole channels (of the first two axes) are dropped, as many as chance gives."""
+    if dropped.ndim < 3:
+        return False
+    rest = tuple(range(2, dropped.ndim))
+    some: Mask = np.asarray(dropped.any(axis=rest))
+    every = (dropped | ~live).all(axis=rest)
+    return bool((some == every).all()) and some.size >= FEWEST // 4 and _random(some, np.ones_like(some), p)
+
+
+def _chance(hits: Array, tries: Array, p: float) -> bool:
+    """Whether so many hits of so many tries are what probability p gives."""
+    n = floats(tries)
+    deviation = (floats(hits) - n * p) / np.sqrt(np.maximum(n * p * (1 - p), 1e-9))
+    deviation = deviation[n > 0]
+    square = float(deviation @ deviation)
+    return square <= len(deviation) + SURPRISE * math.sqrt(2 * len(deviation))
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (overflow, nan_origin, uninitialised, dropout_active, nondeterministic)

@@ -1,0 +1,177 @@
+"""Causes in tables of cosines and sines, and in frequencies, as buffers or modules hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .attention.formula import Indices
+from .attention.positions import BASES
+from .attention.rotary import LOW, Floats, Rotary, base_of, geometric, rounded, tables
+from .evidence import Evidence
+from .hypotheses import DOMINANT, EXACT, LEAST_NOISE, Finding, Hypothesis
+from .rope_changes import changes, retuned
+
+ROWS = 128  # of a table, to try changes on
+
+
+def table(evidence: Evidence) -> Iterator[Finding]:
+    """A table of cosines or sines, or of frequencies: the same table of other frequencies, positions or precision."""
+    expected, found = evidence.expected, evidence.found
+    if evidence.site.phase not in ("fwd", "weight") or expected.shape != found.shape or not expected.size:
+        return
+    if not np.issubdtype(expected.dtype, np.floating) or not np.isfinite(found).all():
+        return
+    if expected.ndim == 1:
+        yield from _frequencies(evidence)
+    elif expected.ndim > 1 and min(expected.shape[-2:]) >= 2:
+        rows, own = (np.asarray(x, np.float64).reshape(-1, *x.shape[-2:]) for x in (expected, found))
+        if (rows == rows[:1]).all():
+            for told in _columns(rows[0], own[0], EXACT * max(evidence.noise, LEAST_NOISE)):
+                assert told.predicted is not None
+                predicted = np.broadcast_to(told.predicted, rows.shape).reshape(expected.shape)
+                yield replace(told, predicted=predicted)
+
+
+def _columns(expected: Floats, found: Floats, limit: float) -> Iterator[Finding]:
+    """The changes of one table that explain another, as seen on some rows."""
+    layout = _Table.of(expected, limit)
+    if layout is None:
+        return
+    few = np.unique(np.linspace(0, len(found) - 1, ROWS).astype(np.intp))
+    most = max(limit, DOMINANT) * float(np.linalg.norm(found[few]))
+    for change in changes(layout.rotary, layout.rotary.channels, layout.measured(found)):
+        turn = change.rotary
+        if turn is None or turn.pairing != layout.rotary.pairing or turn.channels != layout.rotary.channels:
+            continue
+        if float(np.linalg.norm(layout.made(turn, few) - found[few])) <= most:
+            label, made = layout.label(change.label), layout.made(turn)
+            yield Finding(label, change.sentence, made, change.free, change.parameters)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Table:
+    """How a table is laid out: which function each column holds, and of which frequency."""
+
+    rotary: Rotary
+    columns: Indices  # the number of the frequency of each column
+    sines: NDArray[np.bool_]  # whether a column holds sines
+    count: int
+
+    @classmethod
+    def of(cls, given: Floats, limit: float) -> _Table | None:
+        """The layout of a table, or None where it is none."""
+        width = given.shape[1]
+        half, number = width // 2, np.arange(width)
+        layouts = []
+        for sine in (False, True):
+            whole = np.full(width, sine)
+            layouts += [(number % half, whole), (number // 2, whole), (number, whole)]
+        layouts += [(number // 2, number % 2 == 0), (number // 2, number % 2 == 1)]
+        layouts += [(number % half, number < half), (number % half, number >= half)]
+        most = float(np.abs(given).max())
+        for (columns, sines), first, factor in product(layouts, (0.0, 1.0), dict.fromkeys((1.0, most or 1.0))):
+            for frequencies in _candidates(given / factor, columns, sines, int(columns.max()) + 1, first):
+                made = cls(Rotary(frequencies, shift=first, factor=factor), columns, sines, len(given))
+                if made._error(given[:ROWS], np.arange(min(ROWS, len(given)))) > limit:
+                    continue
+                if made._error(given, np.arange(len(given))) <= limit:
+                    return made
+        return None
+
+    def made(self, rotary: Rotary, rows: Indices | None = None) -> Floats:
+        """The table for a rotation, or some rows of it."""
+        chosen = np.arange(self.count) if rows is None else rows
+        cos, sin = tables(rotary, np.asarray(chosen + rotary.shift, np.float64))
+        return np.where(self.sines, sin[:, self.columns], cos[:, self.columns])
+
+    def _error(self, given: Floats, rows: Indices) -> float:
+        off = float(np.linalg.norm(self.made(self.rotary, rows) - given))
+        return off / max(float(np.linalg.norm(given)), 1e-300)
+
+    def measured(self, found: Floats) -> Floats | None:
+        """The frequencies that a table with this layout has."""
+        pairs = int(self.columns.max()) + 1
+        read = list(_candidates(found / self.rotary.factor, self.columns, self.sines, pairs, self.rotary.shift))
+        return read[-1] if read else None
+
+    def label(self, label: str) -> str:
+        """Sinusoids that hold both functions are added to embeddings; their frequencies have a cause of their own."""
+        both = bool(self.sines.any()) and not bool(self.sines.all())
+        return "frequency-table" if both and label.startswith("rope-") and label != "rope-precision" else label
+
+
+def _candidates(
+    given: Floats, columns: Indices, sines: NDArray[np.bool_], pairs: int, first: float
+) -> Iterator[Floats]:
+    """Frequencies that a table may have, read from its columns."""
+    rate = np.full(pairs, np.nan)
+    for pair in range(pairs):
+        mine = np.flatnonzero(columns == pair)
+        if len(mine):
+            rate[pair] = _rate(given[:, mine[0]], bool(sines[mine[0]]), first)
+    known = np.isfinite(rate) & (rate > 0)
+    if not known[:2].all() or known.sum() < 2:
+        return
+    sure = known & (rate * len(given) > 0.5)  # a cosine that hardly moves says little
+    last = int(np.argmin(sure)) - 1 if not sure.all() else pairs - 1
+    theta = base_of(rate[: last + 1], 1e-2) if last > 0 else None
+    if theta is not None:  # of the columns that move
+        theta = theta ** (pairs / (last + 1))
+        yield from (geometric(base, 2 * pairs) for base in BASES if abs(base / theta - 1) < 0.1)
+        yield geometric(float(f"{theta:.4g}"), 2 * pairs)
+        yield geometric(theta, 2 * pairs)
+    still = 1e-4 / (len(given) + first)  # slower than any column that is seen to move
+    yield np.where(known, rate, still)
+
+
+def _rate(values: Floats, is_sine: bool, first: float) -> float:
+    """The frequency of a column of cosines or sines of growing angles: coarse from an early row, finer from later."""
+    positions = np.arange(len(values)) + first
+    angles = np.arcsin(np.clip(values, -1, 1)) if is_sine else np.arccos(np.clip(values, -1, 1))
+    moved = np.flatnonzero((angles > 0.05) & (positions > 0))
+    row = int(moved[0]) if len(moved) else len(values) - 1
+    rate = float(angles[row] / positions[row])
+    if not rate > 0:
+        return float("nan")
+    while row < len(values) - 1:
+        row = min(max(row + 1, row * 9 // 8), len(values) - 1)
+        angle = rate * positions[row]
+        wave, slope = (np.sin(angle), np.cos(angle)) if is_sine else (np.cos(angle), -np.sin(angle))
+        if abs(slope) > 0.3:
+            rate += float((values[row] - wave) / slope) / float(positions[row])
+    return rate
+
+
+def _frequencies(evidence: Evidence) -> Iterator[Finding]:
+    """Frequencies themselves, as a buffer holds them."""
+    given, found = (np.asarray(x, np.float64) for x in (evidence.expected, evidence.found))
+    if (
+        len(given) < 3
+        or not (given > 0).all()
+        or not (found > 0).all()
+        or given[0] > 1 + 1e-6
+        or not (np.diff(given) < 0).all()
+    ):
+        return
+    if base_of(given, 1e-4) is None and "freq" not in evidence.site.port:
+        return
+    within = EXACT * max(evidence.noise, 2.0**-23)  # of each one: the slow ones are small beside the first
+
+    def explains(made: Floats) -> bool:
+        return made.shape == found.shape and bool((np.abs(made / found - 1) <= within).all())
+
+    for one in retuned(given, 2 * len(given), found):
+        if explains(one.frequencies):
+            yield Finding(one.label, one.sentence, one.frequencies, one.free, one.parameters)
+    for dtype in LOW:
+        made = rounded(given, dtype)
+        if explains(made):
+            yield Finding("rope-precision", f"the frequencies are held in {dtype}", made, 0, {"dtype": dtype})
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (table,)

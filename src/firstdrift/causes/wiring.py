@@ -1,0 +1,154 @@
+"""The right numbers in the wrong place: an operation left out, an old buffer, exchanged tensors, a call too many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sites import Site
+from ..traces import Array
+from .agreement import Floats, floats, limit
+from .evidence import Evidence
+from .hypotheses import Finding, Hypothesis
+from .screening import positions, sampled
+
+COMPARED_PHASES = frozenset({"fwd", "agrad"})
+TRIED = 1024  # elements by which another tensor is tried
+NAMED_ELSEWHERE = 2  # numbers that a finding is charged where the glue's own formula may say more
+
+
+def skipped_op(evidence: Evidence) -> Iterator[Finding]:
+    """found is what went into the operation."""
+    if evidence.site.phase not in COMPARED_PHASES:
+        return
+    for key, value in evidence.candidate_inputs.items():
+        if value.size != evidence.found.size or not _told_apart(evidence, value):
+            continue
+        same = value.reshape(evidence.found.shape)
+        if agrees(evidence, same, evidence.found) and not agrees(evidence, same, evidence.expected):
+            what = evidence.op or "the operation"
+            yield Finding(
+                "skipped-op", f"found is {key} unchanged: {what} is not applied", same,
+                0 if key.startswith("in.") else NAMED_ELSEWHERE, {"input": key},
+            )  # fmt: skip
+
+
+def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
+    """found is what the same site gave earlier, or what the same part of a layer before it gave."""
+    site = evidence.site
+    if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
+        return
+    sites = list(evidence.around.sites(site.phase))
+    before = sites[: sites.index(site)] if site in sites else []
+    own = [one for one in before if (one.name, one.port) == (site.name, site.port)]
+    for earlier in (*reversed(own), *(one for one in reversed(before) if one not in own)):
+        if earlier.port.startswith("in.") and not site.port.startswith("in."):
+            continue
+        value = _equal_tensor(evidence, earlier)
+        if value is None:
+            continue
+        if earlier in own:
+            said = f"found is the output of {_when(earlier)}, which came before"
+        elif _role(earlier) == _role(site):
+            said = f"found is the tensor of {earlier}, which came before"
+        else:  # an old buffer, a branch not taken or operations not applied: all look like this
+            said = f"found is the tensor of {earlier}, which does not belong here"
+            yield Finding("unknown", said, value, NAMED_ELSEWHERE, {"site": list(earlier)})
+            return
+        free = 0 if earlier in own else NAMED_ELSEWHERE
+        yield Finding("stale-buffer", said, value, free, {"site": list(earlier)})
+        return
+
+
+def exchanged(evidence: Evidence) -> Iterator[Finding]:
+    """found is what the reference has at another site, and the other way round."""
+    site = evidence.site
+    if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
+        return
+    for other in evidence.around.sites(site.phase):
+        if other == site or other.port != site.port or (other.name == site.name and other.call != site.call):
+            continue
+        theirs = evidence.around.reference(other)
+        if theirs is None or not _alike(evidence, theirs, evidence.found):
+            continue
+        back = evidence.around.candidate(other)
+        if back is not None and back.shape == evidence.found.shape and agrees(evidence, back, evidence.expected):
+            said = f"found is the reference's {other.name}, and the candidate's {other.name} is what was expected here"
+            yield Finding("swapped-operands", said, theirs, 0, {"site": list(other)})
+
+
+def call_count(evidence: Evidence) -> Iterator[Finding]:
+    """The candidate's calls are those of the reference, one early or one late."""
+    site = evidence.site
+    following = site._replace(call=site.call + 1)
+    if site.phase not in COMPARED_PHASES or following not in evidence.around.sites(site.phase):
+        return
+    if not _told_apart(evidence, evidence.found) or not _told_apart(evidence, evidence.expected):
+        return
+    theirs, ours = evidence.around.reference(following), evidence.around.candidate(following)
+    if theirs is not None and _alike(evidence, theirs, evidence.found):
+        said = f"call {site.call} is the reference's call {following.call}: a call is missing before it"
+        yield Finding("call-count", said, theirs, 0, {"call": site.call, "reference_call": following.call})
+    if ours is not None and _alike(evidence, ours, evidence.expected):
+        said = f"what was expected of call {site.call} comes in call {following.call}: there is one call more"
+        yield Finding("call-count", said, None, 0, {"call": following.call, "reference_call": site.call}, 0.0)
+
+
+def another_source(evidence: Evidence, wanted: Floats, at: NDArray[np.intp]) -> Iterator[tuple[Site, Array]]:
+    """The forward tensors of the drift's shape that hold the wanted numbers at these places."""
+    size = float(np.linalg.norm(wanted))
+    if size == 0.0:
+        return
+    for site in evidence.around.sites("fwd"):
+        for value in (evidence.around.candidate(site), evidence.around.reference(site)):
+            if value is None or value.shape != evidence.expected.shape:
+                continue
+            if float(np.linalg.norm(sampled(value, at) - wanted)) <= 2 * limit(evidence) * size:
+                yield site, value
+                break
+
+
+def agrees(evidence: Evidence, a: Array, b: Array) -> bool:
+    """Whether noise explains the difference of two tensors; a few elements are looked at first."""
+    at = positions(a.size, TRIED)
+    return _near(evidence, sampled(a, at), sampled(b, at), 2.0) and _near(evidence, floats(a), floats(b), 1.0)
+
+
+def _near(evidence: Evidence, a: Floats, b: Floats, slack: float) -> bool:
+    size = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+    return bool(float(np.linalg.norm(a - b)) <= slack * limit(evidence) * size)
+
+
+def _alike(evidence: Evidence, a: Array, b: Array) -> bool:
+    return a.shape == b.shape and agrees(evidence, a, b)
+
+
+def _equal_tensor(evidence: Evidence, site: Site) -> Array | None:
+    for value in (evidence.around.candidate(site), evidence.around.reference(site)):
+        if value is not None and _alike(evidence, value, evidence.found):
+            return value
+    return None
+
+
+def _told_apart(evidence: Evidence, value: Array) -> bool:
+    """Whether a tensor has enough different numbers to be recognised by them: zeros and ones are everywhere."""
+    some = sampled(value, positions(value.size, TRIED))
+    if some.size < 4 or not np.isfinite(some).all():
+        return False
+    spread = float(some.std()) > 2 * limit(evidence) * float(np.abs(some).max(initial=0.0))
+    return len(np.unique(some)) >= 4 and spread
+
+
+def _role(site: Site) -> tuple[str, str]:
+    """What a site is, whatever layer it is in."""
+    return re.sub(r"\d+", "#", site.name), site.port
+
+
+def _when(site: Site) -> str:
+    return f"step {site.step}, call {site.call}" + ("" if site.sample is None else f", sample {site.sample}")
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (skipped_op, stale_buffer, exchanged, call_count)

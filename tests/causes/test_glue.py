@@ -1,0 +1,176 @@
+"""Sums, gates and concatenations between modules: what the candidate put together otherwise is named."""
+
+import numpy as np
+import pytest
+import torch
+from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
+from torch.nn import functional as F  # noqa: N812
+
+from firstdrift.causes.glue import activated_sums, products, sums
+from firstdrift.causes.packing import concatenated, packed_gate
+from firstdrift.sites import Site
+
+IN = SITE._replace(name="layers.0.mlp", port="in.0")
+A, B, C = (numbers(2, 9, 32, seed=seed) for seed in range(3))
+RESIDUAL = {"embed": A, "layers.0.attn": B}
+GATE = {"layers.0.mlp.gate": A, "layers.0.mlp.up": B}
+
+
+def silu(x):
+    return F.silu(torch.from_numpy(x)).numpy()
+
+
+def gelu(x):
+    return F.gelu(torch.from_numpy(x)).numpy()
+
+
+def named(expected, formula, inputs, noise=FLOAT32, **known):
+    """The cause where the candidate's own inputs carry noise, and so does what it makes of them."""
+    theirs = {key: blurred(value, noise, seed) for seed, (key, value) in enumerate(inputs.items())}
+    return cause(expected, formula(*theirs.values()), noise, IN, inputs=inputs, candidate_inputs=theirs, **known)
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+@pytest.mark.parametrize(
+    ("formula", "label"),
+    [
+        (lambda a, b: b, "missing-residual"),
+        (lambda a, b: a, "missing-term"),
+        (lambda a, b: a + 0.22 * b, "scale"),
+        (lambda a, b: a + 2 * b, "scale"),
+    ],
+)
+def test_a_residual_sum_with_a_term_missing_or_scaled_is_named(formula, label, noise):
+    said = named(A + B, formula, RESIDUAL, noise)
+    assert said.label == label, said
+
+
+def test_a_missing_embedding_is_a_missing_term_and_no_skip():
+    inputs = {"tokens": A, "positions": B[:1]}
+    order = {Site(0, "fwd", name, "out"): value for name, value in inputs.items()}
+    around = Run(order, ops={"tokens": "Embedding", "positions": "Embedding"})
+    for kept in (lambda a, b: a, lambda a, b: np.broadcast_to(b, a.shape)):
+        assert named(A + B[:1], kept, inputs, around=around).label == "missing-term"
+
+
+def test_the_factor_of_a_scaled_term_is_fitted():
+    said = named(A + B, lambda a, b: a + 0.22 * b, RESIDUAL)
+    assert said.parameters["weights"]["layers.0.attn"] == pytest.approx(0.22, rel=1e-5)
+    said = named(A + 0.22 * B, lambda a, b: a + b, RESIDUAL)
+    assert said.parameters["reference_weights"]["layers.0.attn"] == pytest.approx(0.22, rel=1e-5)
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+def test_a_skip_from_another_tensor_of_the_run_is_named(noise):
+    normed = Site(0, "fwd", "layers.0.norm", "out")
+    around = Run({Site(0, "fwd", "embed", "out"): A, normed: C, Site(0, "fwd", "layers.0.attn", "out"): B})
+    said = named(A + B, lambda a, b: blurred(C, noise, 7) + b, RESIDUAL, noise, around=around)
+    assert said.label == "residual-source", said
+    assert said.parameters["site"][2] == "layers.0.norm"
+
+
+def test_a_skip_from_another_producer_is_named():
+    inputs = {"embed": A, "layers.0.attn": B, "layers.0.norm": C}
+    said = named(A + B, lambda a, b, c: c + b, inputs)
+    assert said.label == "residual-source"
+
+
+def test_a_difference_the_wrong_way_round_has_swapped_operands():
+    said = named(A - B, lambda a, b: b - a, {"x": A, "y": B})
+    assert said.label in ("swapped-operands", "scale")  # a factor of -1 says the same
+
+
+def test_a_factor_applied_to_one_term_instead_of_the_sum_is_an_order_of_operations():
+    said = named(8.0 * (A + B), lambda a, b: 8.0 * a + b, {"tokens": A, "positions": B})
+    assert said.label == "op-order"
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda a, b: np.maximum(a, 0) + b,
+        lambda a, b: a + np.maximum(b, 0),
+        lambda a, b: np.maximum(a, 0) + np.maximum(b, 0),
+    ],
+)
+def test_an_activation_before_the_sum_instead_of_after_it_is_an_order_of_operations(formula):
+    assert named(np.maximum(A + B, 0), formula, RESIDUAL).label == "op-order"
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+@pytest.mark.parametrize(
+    ("formula", "label"),
+    [
+        (lambda g, u: silu(u) * g, "swapped-operands"),
+        (lambda g, u: gelu(g) * u, "activation-variant"),
+        (lambda g, u: g * u, "skipped-op"),
+        (lambda g, u: silu(g), "skipped-op"),
+        (lambda g, u: u, "skipped-op"),
+    ],
+)
+def test_a_gate_that_is_wrong_is_named(formula, label, noise):
+    said = named(silu(A) * B, formula, GATE, noise)
+    assert said.label == label, said
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+@pytest.mark.parametrize(
+    ("formula", "label"),
+    [
+        (lambda x: silu(x[..., 16:]) * x[..., :16], "swapped-halves"),
+        (lambda x: silu(x[..., ::2].copy()) * x[..., 1::2], "interleave"),
+        (lambda x: gelu(x[..., :16].copy()) * x[..., 16:], "activation-variant"),
+    ],
+)
+def test_a_packed_gate_whose_halves_are_taken_otherwise_is_named(formula, label, noise):
+    said = named(silu(A[..., :16].copy()) * A[..., 16:], formula, {"layers.0.mlp.gate_up": A}, noise)
+    assert said.label == label, said
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_concatenation_in_another_order_is_named(axis):
+    inputs = {"left": A, "right": B}
+    said = named(np.concatenate([A, B], axis), lambda a, b: np.concatenate([b, a], axis), inputs)
+    assert said.label == "concat-order", said
+
+
+def test_parts_of_different_sizes_in_another_order_are_named():
+    inputs = {"a": A, "b": B[..., :5], "c": C[..., :11]}
+    said = named(np.concatenate(list(inputs.values()), -1), lambda a, b, c: np.concatenate([b, c, a], -1), inputs)
+    assert said.parameters["order"] == ["b", "c", "a"]
+
+
+def test_queries_keys_and_values_put_together_in_another_order_are_named():
+    inputs = {"attn.q_proj": A, "attn.k_proj": B, "attn.v_proj": C}
+    said = named(np.concatenate([A, B, C], -1), lambda q, k, v: np.concatenate([k, q, v], -1), inputs)
+    assert said.label == "qkv-order"
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+@pytest.mark.parametrize("found", [C, np.zeros_like(C), np.full_like(C, np.nan), (A + B)[..., ::-1]])
+def test_what_is_not_made_of_the_terms_is_not_explained_by_them(found, noise):
+    inputs = dict(RESIDUAL)
+    evidence = drift(A + B, found, noise, IN, inputs=inputs)
+    for hypothesis in (sums, products, activated_sums, concatenated, packed_gate):
+        assert list(hypothesis(evidence)) == []
+
+
+@pytest.mark.parametrize("hypothesis", [sums, products, activated_sums, concatenated, packed_gate])
+def test_nothing_is_said_where_the_reference_is_not_made_of_the_terms(hypothesis):
+    evidence = drift(C, A, FLOAT32, IN, inputs=RESIDUAL)
+    assert list(hypothesis(evidence)) == []
+
+
+def test_terms_that_cannot_be_told_apart_are_not_judged():
+    inputs = {"x": A, "same": A + 1e-9 * B}
+    assert list(sums(drift(2 * A + 1e-9 * B, lambda _: A, FLOAT32, IN, inputs=inputs))) == []
+
+
+def test_a_sum_that_is_not_all_of_the_reference_is_not_judged():
+    assert list(sums(drift(A + B + 0.06 * C, A, BF16, IN, inputs=RESIDUAL))) == []
+
+
+def test_a_packed_gate_with_two_things_changed_is_not_explained():
+    first, second = A[..., :16].copy(), A[..., 16:].copy()
+    evidence = drift(silu(first) * second, gelu(second) * first, FLOAT32, IN, inputs={"gate_up": A})
+    assert list(packed_gate(evidence)) == []

@@ -1,0 +1,306 @@
+"""Causes in the backward pass, on gradients that torch really computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from firstdrift.causes import gradients
+from firstdrift.causes.evidence import Evidence, Nowhere
+from firstdrift.causes.hypotheses import explain
+from firstdrift.sites import Site
+
+torch.manual_seed(0)
+
+
+class Around(Nowhere):
+    def __init__(self, tensors=(), facts=None):
+        self.tensors = dict(tensors)
+        self.facts = facts or {}
+
+    def sites(self, phase):
+        return [site for site in self.tensors if site.phase == phase]
+
+    def reference(self, site):
+        return self.tensors.get(site, (None, None))[0]
+
+    def candidate(self, site):
+        return self.tensors.get(site, (None, None))[1]
+
+
+def noisy(array, noise):
+    return array * (1 + noise * np.random.default_rng(5).uniform(-1, 1, array.shape))
+
+
+def ran(module, value):
+    """A module's input, the gradient of its output, and the gradients that its backward made."""
+    module = module.double()
+    module.zero_grad()
+    leaf = value.clone()
+    if leaf.is_floating_point():
+        leaf = leaf.double().requires_grad_()
+    out = module(leaf)
+    gradient = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    out.backward(gradient)
+    own = {name: item.grad.numpy() for name, item in module.named_parameters() if item.grad is not None}
+    return leaf.detach().numpy(), gradient.numpy(), None if leaf.grad is None else leaf.grad.numpy(), own
+
+
+def agrad(module, value, found, noise=1e-9):
+    """The gradient before a module; `found` makes the candidate's from the gradient after it, its input, the weight."""
+    x, gradient, expected, _ = ran(module, value)
+    parameters = {name: item.detach().numpy() for name, item in module.named_parameters()}
+    made = noisy(found(gradient, x, parameters.get("weight"), expected), noise)
+    inputs = {"agrad next": gradient, "fwd": x}
+    attrs = {name: item for name, item in vars(module).items() if isinstance(item, int | float | str)}
+    return Evidence(
+        Site(0, "agrad", "before", "out"), expected, made, noise, op=type(module).__name__, inputs=inputs,
+        candidate_inputs=inputs, parameters=parameters, attrs=attrs,
+    )  # fmt: skip
+
+
+def grad(module, value, found, port="weight", noise=1e-9):
+    """A parameter's gradient; `found` makes the candidate's of the gradient after the module, its input, the right."""
+    x, gradient, _, own = ran(module, value)
+    made = noisy(found(gradient, x, own[port]), noise)
+    inputs = {"agrad": gradient, "in.0": x}
+    attrs = {name: item for name, item in vars(module).items() if isinstance(item, int | float | str)}
+    return Evidence(
+        Site(0, "grad", "here", port), own[port], made, noise, op=type(module).__name__, inputs=inputs,
+        candidate_inputs=inputs, attrs=attrs,
+    )  # fmt: skip
+
+
+def hat(x, centred=True):
+    x = x - x.mean(-1, keepdims=True) if centred else x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def layer_norm_lacking(*terms):
+    def made(g, x, w, _):
+        g = g if "weight" in terms else g * w
+        rate = 1 / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        out = g
+        if "mean" not in terms:
+            out = out - g.mean(-1, keepdims=True)
+        if "along" not in terms:
+            out = out - hat(x) * (g * hat(x)).mean(-1, keepdims=True)
+        return out * rate
+
+    return made
+
+
+NORM = nn.LayerNorm(10)
+RMS = nn.RMSNorm(10, eps=1e-5)
+for norm in (NORM, RMS):
+    nn.init.normal_(norm.weight, 1.0, 0.3)
+ROWS = torch.randn(6, 8, 10)
+WITH_ZEROS = torch.relu(torch.randn(6, 8, 10)) - torch.relu(torch.randn(6, 8, 10))
+WORDS = torch.randint(0, 20, (4, 30))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+ACTIVATIONS = [
+    ("gradient-formula", nn.ReLU(), WITH_ZEROS, lambda g, x, w, e: g * (x >= 0)),
+    ("gradient-formula", nn.ReLU(), ROWS, lambda g, x, w, e: g * (x < 0)),
+    ("gradient-formula", nn.ReLU(), ROWS, lambda g, x, w, e: g),
+    ("gradient-formula", nn.LeakyReLU(0.2), ROWS, lambda g, x, w, e: g * (x > 0)),
+    ("gradient-formula", nn.Sigmoid(), ROWS, lambda g, x, w, e: g * x * (1 - x)),
+    ("gradient-formula", nn.Tanh(), ROWS, lambda g, x, w, e: g * (1 - x * x)),
+    ("gradient-formula", nn.SiLU(), ROWS, lambda g, x, w, e: g * sigmoid(x)),
+    ("gradient-formula", nn.GELU(), ROWS, lambda g, x, w, e: ran(nn.GELU(approximate="tanh"), torch.tensor(x))[2]),
+    ("gradient-formula", nn.GELU(approximate="tanh"), ROWS, lambda g, x, w, e: ran(nn.GELU(), torch.tensor(x))[2]),
+    ("gradient-formula", nn.Softmax(-1), ROWS, lambda g, x, w, e: g * ran_forward(nn.Softmax(-1), x)),
+    ("gradient-formula", NORM, ROWS, layer_norm_lacking("mean")),
+    ("gradient-formula", NORM, ROWS, layer_norm_lacking("along")),
+    ("gradient-formula", NORM, ROWS, layer_norm_lacking("weight")),
+    ("gradient-formula", NORM, ROWS, layer_norm_lacking("mean", "along")),
+    ("gradient-formula", RMS, ROWS, lambda g, x, w, e: g * w / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)),
+    ("gradient-formula", nn.Linear(10, 10), ROWS, lambda g, x, w, e: -e),
+    ("transpose", nn.Linear(10, 10, bias=False), ROWS, lambda g, x, w, e: g @ w.T),
+    ("gradient-missing", nn.Linear(10, 10), ROWS, lambda g, x, w, e: 0 * e),
+    ("gradient-formula", nn.AvgPool1d(2), ROWS, lambda g, x, w, e: 2 * e),
+    ("unknown", nn.Linear(10, 10), ROWS, lambda g, x, w, e: e + 0.3 * np.roll(e, 1)),
+    ("unknown", nn.ReLU(), ROWS, lambda g, x, w, e: g * (x > 0.3)),
+    ("unknown", NORM, ROWS, lambda g, x, w, e: e * np.nan),
+]
+
+
+def ran_forward(module, x):
+    return module(torch.tensor(x)).numpy()
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-7])
+@pytest.mark.parametrize(("label", "module", "value", "found"), ACTIVATIONS)
+def test_a_wrong_backward_is_named(label, module, value, found, noise):
+    cause = explain(agrad(module, value, found, noise), gradients.HYPOTHESES)
+    assert cause.label == label, cause
+
+
+@pytest.mark.parametrize(("label", "module", "value", "found"), ACTIVATIONS)
+def test_a_wrong_backward_is_named_through_the_noise_of_bfloat16_or_left_alone(label, module, value, found):
+    evidence = agrad(module, value, found, 3e-3)
+    if np.linalg.norm(evidence.found - evidence.expected) > 0.1 * np.linalg.norm(evidence.expected):
+        assert explain(evidence, gradients.HYPOTHESES).label in (label, "unknown")
+
+
+PARAMETERS = [
+    ("transpose", nn.Linear(10, 10), ROWS, "weight", lambda g, x, e: e.T),
+    ("transpose", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e.T.reshape(e.shape)),
+    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[-1].T @ x[-1]),
+    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[:, -1].T @ x[:, -1]),
+    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e - g[0].T @ x[0]),
+    ("missing-term", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: g[-1].sum(0)),
+    ("missing-term", nn.Conv1d(8, 5, 3), ROWS, "bias", lambda g, x, e: g[-1].sum(-1)),
+    ("reduction-scale", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e / 6),
+    ("reduction-scale", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: e / 48),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: 1.37 * e),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: -e),
+    ("gradient-formula", NORM, ROWS, "weight", lambda g, x, e: (g * x).sum((0, 1))),
+    ("gradient-formula", RMS, ROWS, "weight", lambda g, x, e: (g * x).sum((0, 1))),
+    ("gradient-formula", NORM, ROWS, "weight", lambda g, x, e: (g * hat(x, False)).sum((0, 1))),
+    ("gradient-formula", nn.Embedding(20, 6), WORDS, "weight",
+     lambda g, x, e: np.stack([g.reshape(-1, 6)[np.flatnonzero(x.ravel() == i)[-1]] if i in x else 0 * e[0]
+                               for i in range(20)])),
+    ("gradient-missing", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: 0 * e),
+    ("unknown", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e + 0.2 * e.mean()),
+    ("unknown", NORM, ROWS, "weight", lambda g, x, e: e + 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-7])
+@pytest.mark.parametrize(("label", "module", "value", "port", "found"), PARAMETERS)
+def test_a_wrong_gradient_of_a_parameter_is_named(label, module, value, port, found, noise):
+    cause = explain(grad(module, value, found, port, noise), gradients.HYPOTHESES)
+    assert cause.label == label, cause
+
+
+def everything(times, phase="grad", but=1.0):
+    tensors = {}
+    for number, name in enumerate(("a", "b", "c")):
+        one = np.random.default_rng(number).standard_normal((5, 4))
+        tensors[Site(0, phase, name, "weight")] = (one, one * (but if name == "c" else times))
+    return tensors
+
+
+def first_of(tensors, noise=1e-9, facts=None):
+    site = next(iter(tensors))
+    return Evidence(site, *tensors[site], noise, around=Around(tensors, facts))
+
+
+@pytest.mark.parametrize("phase", ["agrad", "grad", "grad_scaled"])
+def test_one_factor_of_all_gradients_is_their_scale(phase):
+    cause = explain(first_of(everything(0.25, phase, 0.25), facts={"batch": 4}), gradients.HYPOTHESES)
+    assert (cause.label, cause.parameters) == ("gradient-scale", {"factor": 0.25})
+    assert "batch being of 4" in cause.sentence
+    assert explain(first_of(everything(0.25, phase, 1.0)), gradients.HYPOTHESES).label == "gradient-formula"
+
+
+@pytest.mark.parametrize("missing", ["tok", "head"])
+def test_a_tied_weight_with_one_of_two_contributions_is_named(missing):
+    table = nn.Parameter(torch.randn(20, 6, dtype=torch.float64))
+    embedded = nn.functional.embedding(WORDS, table)
+    hidden = torch.tanh(embedded)
+    out = hidden @ table.T
+    embedded.retain_grad()
+    gradient = torch.randn_like(out)
+    out.backward(gradient)
+    of_head = (gradient.reshape(-1, 20).T @ hidden.detach().reshape(-1, 6)).numpy()
+    found = of_head if missing == "tok" else table.grad.numpy() - of_head
+    uses = {
+        "head": {"agrad": gradient.numpy(), "in.0": hidden.detach().numpy()},
+        "tok": {"agrad": embedded.grad.numpy(), "in.0": WORDS.numpy()},
+    }
+    for name, inputs in uses.items():
+        evidence = Evidence(
+            Site(0, "grad", name, "weight"), table.grad.numpy(), found, 1e-9, inputs=inputs, candidate_inputs=inputs
+        )
+        assert explain(evidence, gradients.HYPOTHESES).label == "tied-gradient"
+
+
+def test_a_path_that_is_cut_is_a_missing_gradient():
+    a, b = (np.random.default_rng(n).standard_normal((5, 4)) for n in range(2))
+    inputs = {"agrad norm": a, "agrad add": b, "fwd": a}
+    for found in (a, b):
+        evidence = Evidence(Site(0, "agrad", "x", "out"), a + b, found, 1e-9, inputs=inputs, candidate_inputs=inputs)
+        assert explain(evidence, gradients.HYPOTHESES).label == "gradient-missing"
+
+
+def test_gradients_that_are_not_zeroed_are_stale():
+    a, b = (np.random.default_rng(n).standard_normal((5, 4)) for n in range(2))
+    before, now = Site(0, "grad", "fc", "weight"), Site(1, "grad", "fc", "weight")
+    evidence = Evidence(now, b, a + b, 1e-9, around=Around({before: (a, a), now: (b, a + b)}))
+    assert explain(evidence, gradients.HYPOTHESES).label == "stale-buffer"
+
+
+def clipping(reference, candidate, noise=1e-9):
+    """A drift in what the optimizer sees, after each side's clipping of the same raw gradients."""
+    raw = [torch.randn(shape, dtype=torch.float64) * size for shape, size in (((5, 4), 3), ((7,), 0.1), ((3, 3), 1))]
+    seen = []
+    for clip in (reference, candidate):
+        leaves = [nn.Parameter(torch.zeros_like(one)) for one in raw]
+        for leaf, one in zip(leaves, raw, strict=True):
+            leaf.grad = one.clone()
+        clip(leaves)
+        seen.append([leaf.grad.numpy() for leaf in leaves])
+    tensors = {}
+    for number, one in enumerate(raw):
+        tensors[Site(0, "grad", f"fc{number}", "weight")] = (one.numpy(), one.numpy())
+        tensors[Site(0, "grad_scaled", f"fc{number}", "weight")] = (seen[0][number], noisy(seen[1][number], noise))
+    site = Site(0, "grad_scaled", "fc0", "weight")
+    return Evidence(site, *tensors[site], noise, around=Around(tensors))
+
+
+def to_norm(size):
+    return lambda leaves: nn.utils.clip_grad_norm_(leaves, size)
+
+
+def each_to_norm(size):
+    return lambda leaves: [nn.utils.clip_grad_norm_([leaf], size) for leaf in leaves]
+
+
+def scaled_by(factor):
+    return lambda leaves: [leaf.grad.mul_(factor) for leaf in leaves]
+
+
+def nothing(leaves):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("label", "reference", "candidate"),
+    [
+        ("clip-norm", to_norm(1.0), nothing),
+        ("clip-norm", nothing, to_norm(1.0)),
+        ("clip-norm", to_norm(1.0), to_norm(0.5)),
+        ("clip-norm", to_norm(1.0), each_to_norm(1.0)),
+        ("clip-norm", to_norm(1.0), lambda leaves: nn.utils.clip_grad_value_(leaves, 0.5)),
+        ("gradient-scale", nothing, scaled_by(0.125)),
+        ("gradient-scale", to_norm(1.0), lambda leaves: (to_norm(1.0)(leaves), scaled_by(0.317)(leaves))),
+    ],
+)
+@pytest.mark.parametrize("noise", [1e-9, 1e-7])
+def test_clipping_is_told_from_scaling(label, reference, candidate, noise):
+    cause = explain(clipping(reference, candidate, noise), gradients.HYPOTHESES)
+    assert cause.label == label, cause
+
+
+def test_a_gradient_that_was_not_reduced_over_ranks_is_named():
+    own, other = (np.random.default_rng(n).standard_normal((5, 4)) for n in range(2))
+    raw, seen = Site(0, "grad", "fc", "weight"), Site(0, "grad_scaled", "fc", "weight")
+    tensors = {raw: (own, own), seen: ((own + other) / 2, own)}
+    evidence = Evidence(seen, *tensors[seen], 1e-9, around=Around(tensors))
+    assert explain(evidence, gradients.HYPOTHESES).label == "missing-reduce"
+
+
+@pytest.mark.parametrize("phase", ["fwd", "weight", "weight_after"])
+def test_only_gradients_are_explained_here(phase):
+    evidence = grad(nn.Linear(10, 10), ROWS, lambda g, x, e: e.T)
+    assert explain(replace(evidence, site=evidence.site._replace(phase=phase)), gradients.HYPOTHESES).label == "unknown"

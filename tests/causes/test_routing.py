@@ -1,0 +1,177 @@
+"""Routing: what became of the router's logits, seen on the weights and on the mixture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from firstdrift.causes.evidence import Evidence
+from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.routing import HYPOTHESES
+from firstdrift.sites import Site
+
+
+@dataclass(frozen=True)
+class Config:
+    experts: int = 6
+    chosen: int = 2
+    scores: str = "softmax"
+    renormalised: bool = True
+    first: str = "scores"  # whether the scores or the choice come first
+    shared: bool = False
+    reverse: bool = False
+    dropped: bool = False
+    sparse: bool = True
+    by_slot: bool = True
+
+
+class Mixture(nn.Module):
+    """A mixture as models have it: each expert sees the tokens that chose it, or all of them."""
+
+    def __init__(self, config: Config, width: int = 16) -> None:
+        super().__init__()
+        self.config = config
+        self.gate = nn.Linear(width, config.experts, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(config.experts))
+        self.shared_expert = nn.Linear(width, width)
+
+    def weights(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.config
+        score = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid, "logits": lambda x: x}[c.scores]
+        if c.first == "choice":
+            given, order = logits.topk(c.chosen, dim=-1)
+            return score(given), order
+        given, order = score(logits).topk(c.chosen, dim=-1)
+        return given / given.sum(-1, keepdim=True) if c.renormalised else given, order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        flat = x.flatten(0, -2)
+        given, order = self.weights(self.gate(flat))
+        self.routed = given
+        given = given.flip(-1) if c.reverse else given
+        out = self.shared_expert(flat) if c.shared else torch.zeros_like(flat)
+        if c.dropped:
+            given = torch.cat([given[:, :-1], torch.zeros_like(given[:, -1:])], dim=-1)
+        for number, expert in enumerate(self.experts):
+            if not c.sparse:
+                weight = (given * (order == number)).sum(-1, keepdim=True)
+                out = out + weight * expert(flat)
+                continue
+            slot, token = torch.where((order == number).T) if c.by_slot else torch.where(order == number)[::-1]
+            out = out.index_add(0, token, given[token, slot, None] * expert(flat[token]))
+        return out.reshape(x.shape)
+
+
+def both(
+    reference: Config, noise: float = 1e-6, dtype: torch.dtype = torch.float32, **changes: Any
+) -> tuple[Evidence, Evidence]:
+    """The drift on the weights and on the output of two mixtures of the same parameters."""
+    torch.manual_seed(0)
+    one, other = Mixture(reference).to(dtype), Mixture(replace(reference, **changes)).to(dtype)
+    with torch.no_grad():
+        one.gate.weight.mul_(3)
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(2, 20, 16, dtype=dtype)
+    seen: list[dict[str, np.ndarray]] = []
+    outs = []
+    for model in (one, other):
+        record: dict[str, np.ndarray] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and (name != "shared_expert" or model.config.shared):
+                module.register_forward_hook(
+                    lambda m, a, y, name=name, record=record: record.__setitem__(
+                        f"moe.{name}", y.detach().double().numpy()
+                    )
+                )
+        outs.append((model(x).detach().double().numpy(), model.routed.detach().double().numpy()))
+        seen.append(record)
+    if "moe.shared_expert" in seen[0] and "moe.shared_expert" not in seen[1]:
+        seen[1]["moe.shared_expert"] = seen[0]["moe.shared_expert"]
+    gates = [{"moe.gate": record["moe.gate"]} for record in seen]
+    weights = Evidence(
+        Site(0, "fwd", "moe.dropout", "in.0"), outs[0][1], outs[1][1], noise, inputs=gates[0], candidate_inputs=gates[1]
+    )
+    mixture = Evidence(
+        Site(0, "fwd", "moe", "out"), outs[0][0], outs[1][0], noise, inputs=seen[0], candidate_inputs=seen[1]
+    )
+    return weights, mixture
+
+
+SOFT = Config()
+PLAIN = Config(renormalised=False)
+SIGMOID = Config(scores="sigmoid")
+CHANGES = [
+    ("router-renorm", SOFT, {"renormalised": False}),
+    ("router-renorm", PLAIN, {"renormalised": True}),
+    ("router-renorm", PLAIN, {"first": "choice"}),
+    ("router-renorm", replace(SOFT, chosen=3), {"renormalised": False}),
+    ("skipped-op", PLAIN, {"scores": "logits"}),
+    ("skipped-op", SOFT, {"scores": "logits", "renormalised": False}),
+    ("activation-variant", PLAIN, {"scores": "sigmoid"}),
+    ("activation-variant", SIGMOID, {"scores": "softmax"}),
+]
+PRECISIONS = [(torch.float32, 1e-6), (torch.float64, 1e-13)]
+
+
+@pytest.mark.parametrize(("dtype", "noise"), PRECISIONS)
+@pytest.mark.parametrize(("label", "reference", "changes"), CHANGES)
+def test_a_changed_router_is_named_from_its_weights(
+    label: str, reference: Config, changes: dict[str, Any], dtype: torch.dtype, noise: float
+) -> None:
+    assert explain(both(reference, noise, dtype, **changes)[0], HYPOTHESES).label == label
+
+
+@pytest.mark.parametrize("by_slot", [True, False])
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(("label", "reference", "changes"), CHANGES)
+def test_a_changed_router_is_named_from_the_mixture(
+    label: str, reference: Config, changes: dict[str, Any], sparse: bool, by_slot: bool
+) -> None:
+    evidence = both(replace(reference, sparse=sparse, by_slot=by_slot), **changes)[1]
+    assert explain(evidence, HYPOTHESES).label == label
+
+
+@pytest.mark.parametrize(
+    ("label", "reference", "changes"),
+    [
+        ("missing-term", replace(SOFT, shared=True), {"shared": False}),
+        ("missing-term", SOFT, {"dropped": True}),
+        ("swapped-operands", SOFT, {"reverse": True}),
+    ],
+)
+def test_an_expert_that_is_left_out_or_exchanged_is_named(
+    label: str, reference: Config, changes: dict[str, Any]
+) -> None:
+    assert explain(both(reference, **changes)[1], HYPOTHESES).label == label
+
+
+def test_choosing_before_a_softmax_is_the_same_as_renormalising_after_it() -> None:
+    weights, mixture = both(SOFT, first="choice", renormalised=False)
+    assert np.allclose(weights.expected, weights.found, atol=1e-6)
+    assert np.allclose(mixture.expected, mixture.found, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_unrelated_difference_is_not_explained_by_routing(which: int) -> None:
+    evidence = both(SOFT)[which]
+    other = evidence.expected + 0.1 * np.random.default_rng(0).normal(size=evidence.expected.shape)
+    assert explain(replace(evidence, found=other), HYPOTHESES).label == "unknown"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_nothing_is_said_where_no_router_makes_the_reference(which: int) -> None:
+    weights = both(SOFT, renormalised=False)[which]
+    moved = {name: value[::-1].copy() for name, value in weights.inputs.items()}
+    assert explain(replace(weights, inputs=moved, candidate_inputs=moved), HYPOTHESES).label == "unknown"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_numbers_that_are_not_finite_are_not_explained(which: int) -> None:
+    evidence = both(SOFT)[which]
+    assert explain(replace(evidence, found=evidence.found * np.nan), HYPOTHESES).label == "unknown"

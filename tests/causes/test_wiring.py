@@ -1,0 +1,76 @@
+"""The right numbers in the wrong place: inputs passed through, old buffers, exchanged tensors, calls off by one."""
+
+import numpy as np
+import pytest
+from blame import BF16, FLOAT32, SITE, Run, blurred, cause, numbers
+
+from firstdrift.sites import Site
+
+A, B, C, D = (numbers(2, 9, 32, seed=seed) for seed in range(4))
+
+
+def at(name="layers.1.part", call=0, step=0, port="out"):
+    return Site(step, "fwd", name, port, call)
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+def test_an_operation_that_passes_its_input_through_was_skipped(noise):
+    said = cause(A, B, noise, inputs={"in.0": B}, op="RotaryEmbedding")
+    assert said.label == "skipped-op"
+    assert "RotaryEmbedding" in said.sentence
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+@pytest.mark.parametrize("earlier", [at(call=0), at(step=0, call=3)])
+def test_the_output_of_an_earlier_call_or_step_is_a_stale_buffer(earlier, noise):
+    now = at(call=4, step=earlier.step)
+    around = Run({earlier: B, at("other", call=9): C, now: A})
+    said = cause(A, B, noise, now, around=around)
+    assert said.label == "stale-buffer", said
+    assert said.parameters["site"] == list(earlier)
+
+
+def test_the_tensor_of_another_site_before_is_a_stale_buffer():
+    around = Run({at("layers.0.part"): B, at("layers.0.other"): C, SITE: A})
+    said = cause(A, B, around=around)
+    assert (said.label, said.parameters["site"][2]) == ("stale-buffer", "layers.0.part")
+
+
+def test_a_tensor_from_a_place_of_another_kind_is_told_without_a_cause():
+    around = Run({at("layers.0.norm"): B, SITE: A})
+    said = cause(A, B, around=around)
+    assert (said.label, said.confidence) == ("unknown", 0.0)
+    assert "layers.0.norm" in said.sentence
+
+
+def test_two_tensors_that_changed_places_are_swapped():
+    around = Run({at("gate"): A, at("up"): B}, {at("gate"): B, at("up"): A})
+    assert cause(A, B, site=at("gate"), around=around).label == "swapped-operands"
+
+
+def test_one_tensor_in_the_place_of_a_later_one_is_not_swapped():
+    around = Run({at("gate"): A, at("up"): B}, {at("gate"): B, at("up"): C})
+    assert cause(A, B, site=at("gate"), around=around).label == "unknown"
+
+
+def test_a_call_that_gives_what_the_next_should_means_that_one_is_missing():
+    around = Run({at(call=0): C, at(call=1): A, at(call=2): B}, {at(call=1): B, at(call=2): D})
+    said = cause(A, B, site=at(call=1), around=around)
+    assert (said.label, said.parameters["reference_call"]) == ("call-count", 2)
+
+
+def test_a_call_whose_result_comes_in_the_next_means_that_there_is_one_more():
+    around = Run({at(call=0): C, at(call=1): A, at(call=2): B}, {at(call=1): D, at(call=2): A})
+    assert cause(A, D, site=at(call=1), around=around).label == "call-count"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_tensors_without_numbers_of_their_own_are_not_recognised(value):
+    plain = np.full_like(A, value)
+    around = Run({at("before"): plain, SITE: A})
+    assert cause(A, plain, around=around, inputs={"in.0": plain}).label not in ("stale-buffer", "skipped-op")
+
+
+def test_what_is_near_another_tensor_by_more_than_noise_is_not_that_tensor():
+    around = Run({at("before"): B, SITE: A})
+    assert cause(A, blurred(B, 1e-4), around=around, inputs={"in.0": B}).label not in ("stale-buffer", "skipped-op")
