@@ -1,0 +1,73 @@
+"""Right candidates: everything can be replayed, and nothing stands out."""
+
+import copy
+
+import pytest
+import torch
+
+from .networks import NETWORKS, OPTIMIZERS, made, record, shadow_of, standing_out
+
+DTYPES = {"f64": torch.float64, "bf16": torch.bfloat16}
+LOOKED_AT = ("fwd", "agrad", "grad", "optim", "weight_after")
+
+
+def in_dtype(model, x, dtype):
+    return copy.deepcopy(model).to(dtype), x.to(dtype) if x.is_floating_point() else x
+
+
+CASES = [
+    *((network, train, "SGD", dtype) for network in NETWORKS for train in (False, True) for dtype in DTYPES),
+    *(("mlp", True, optimizer, "f64") for optimizer in OPTIMIZERS),
+]
+
+
+@pytest.mark.parametrize(("network", "train", "optimizer", "dtype"), CASES)
+def test_nothing_stands_out_in_a_right_candidate_of_another_precision(network, train, optimizer, dtype, tmp_path):
+    model, x, y = made(network)
+    record(copy.deepcopy(model), x, y, tmp_path / "ref", optimizer, steps=2, train=train)
+    other, fed = in_dtype(model, x, DTYPES[dtype])
+    record(other, fed, y, tmp_path / "cand", optimizer, steps=2, train=train)
+    shadow = shadow_of(tmp_path / "ref", tmp_path / "cand")
+    figures = shadow.replay()
+    assert not standing_out(figures)
+    left = [site for site in shadow.sources.pairs if site.phase in LOOKED_AT and site not in figures]
+    assert not [site for site in left if not site.port.startswith("num_batches")]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_right_candidate_is_as_far_from_float64_as_the_ladder_says(network, tmp_path):
+    model, x, y = made(network)
+    record(copy.deepcopy(model), x, y, tmp_path / "ref")
+    record(copy.deepcopy(model), x, y, tmp_path / "cand")
+    for one in shadow_of(tmp_path / "ref", tmp_path / "cand").replay().values():
+        # What the rounding of a weight dominates, or what is zero in exact arithmetic, has a floor of its own.
+        if one.site.phase != "weight_after" and one.noise < 1e-3:
+            assert max(one.introduced, one.reference) < 25 * 2.0**-24, one
+        assert one.inherited == one.total == 0
+
+
+@pytest.mark.parametrize("network", ["mlp", "conv", "decoder"])
+def test_a_bfloat16_reference_is_understood_too(network, tmp_path):
+    model, x, y = made(network)
+    other, fed = in_dtype(model, x, torch.bfloat16)
+    record(copy.deepcopy(other), fed, y, tmp_path / "ref", "AdamW")
+    record(other, fed, y, tmp_path / "cand", "AdamW")
+    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
+    assert not standing_out(figures)
+    assert {one.site.phase for one in figures.values()} >= {"fwd", "agrad", "grad"}
+
+
+def test_accumulated_and_repeated_calls_add_up(tmp_path):
+    import firstdrift as fd
+
+    model, x, y = made("mlp")
+    for path in ("ref", "cand"):
+        again = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(again.parameters(), 0.1)
+        with fd.trace(again, tmp_path / path, optimizer=optimizer):
+            for half in (slice(0, 8), slice(8, 16)):
+                torch.nn.functional.cross_entropy(again(x[half]), y[half]).backward()
+            optimizer.step()
+    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
+    assert not standing_out(figures)
+    assert sum(one.site.phase == "grad" for one in figures.values()) == 10
