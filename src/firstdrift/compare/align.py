@@ -51,15 +51,19 @@ class Selection:
 
 def align(
     reference: Trace, candidate: Trace, *, mapping: Mapping | None = None, selection: Selection | None = None,
-    units: Units | None = None,
+    units: Units | None = None, prefixes: bool = True,
 ) -> Alignment:  # fmt: skip
-    """Pair every reference site that has a counterpart; list what is left over on either side, with reasons."""
+    """Pair every reference site that has a counterpart; list what is left over on either side, with reasons.
+
+    Without `prefixes`, names are taken to be matched already: what is called differently is something else.
+    """
     aligner = _Aligner(_expanded(reference), _expanded(candidate), mapping, selection or Selection())
     aligner.selection.check({*aligner.ours, *aligner.theirs}, f"{reference.path} or {candidate.path}")
     if mapping is not None:
         mapping.check(aligner.ours, aligner.theirs)
     aligner.by_rule_and_name()
-    aligner.by_prefix()
+    if prefixes:
+        aligner.by_prefix()
     aligner.by_port()
     aligner.by_sample()
     return aligner.alignment(units or Units.of(reference, candidate))

@@ -52,7 +52,8 @@ class PairResult:
     """One pair, measured and judged.
 
     `error` is the relative L2 error, `inherited` the largest error among what the site was computed from, and
-    `limit` how large `error` could be by noise alone. `reason` says in words what decided.
+    `limit` how large `error` could be by noise alone. `introduced` is the error against what the reference makes of
+    the candidate's own inputs, where it could be replayed. `reason` says in words what decided.
     """
 
     pair: Pair
@@ -63,6 +64,7 @@ class PairResult:
     inherited: float | None = None
     limit: float | None = None
     introduced_by: str | None = None
+    introduced: float | None = None
 
     @property
     def site(self) -> Site:
@@ -82,6 +84,7 @@ class FirstDrift:
     introduced_by: str
     cause: Cause | None
     sentence: str
+    repeats: tuple[str, ...] = ()  # modules of other layers that drift at the same place
 
     @property
     def site(self) -> Site:
@@ -136,6 +139,7 @@ class Result:
             first = {**self.first_drift.site._asdict(), "introduced_by": self.first_drift.introduced_by}
             first["cause"] = None if self.first_drift.cause is None else asdict(self.first_drift.cause)
             first["sentence"] = self.first_drift.sentence
+            first["repeats"] = list(self.first_drift.repeats)
         said = {
             "schema": SCHEMA,
             "verdict": str(self.verdict),
@@ -179,6 +183,7 @@ def _pair(result: PairResult) -> dict[str, Any]:
         "error": result.error,
         "inherited": result.inherited,
         "limit": result.limit,
+        "introduced": result.introduced,
         "introduced_by": result.introduced_by,
         "measurement": None if result.measurement is None else asdict(result.measurement),
     }

@@ -1,0 +1,64 @@
+"""`fd.check`: two implementations in one process, and the sharpest verdict that can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from .errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .compare.result import Result
+
+
+def check(
+    *,
+    reference: torch.nn.Module,
+    candidate: torch.nn.Module,
+    inputs: Any,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    target: Any = None,
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] | None = None,
+    candidate_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] | None = None,
+    candidate_inputs: Any = None,
+    candidate_target: Any = None,
+    candidate_loss_fn: Callable[..., torch.Tensor] | None = None,
+    name_map: Mapping[str, str] | None = None,
+    seed: int | None = None,
+    train: bool = False,
+    steps: int = 1,
+    load: Literal["reference"] | Callable[[torch.nn.Module, torch.nn.Module], object] | None = None,
+) -> Result:
+    """Compare two implementations while both can be run: as they are, in float64, and one on what the other computed.
+
+        result = fd.check(reference=ours, candidate=port, inputs=(x,), loss_fn=loss_fn, target=y,
+                          optimizer=lambda model: torch.optim.AdamW(model.parameters()), train=True)
+        print(result.first_drift.name, result.first_drift.cause)
+
+    - `inputs`: the arguments of both models: a tuple, a dict of keywords, or one tensor.
+    - `loss_fn(output, target)`, or `loss_fn(output)` without a target: gradients are compared too.
+    - `optimizer`: makes the optimizer of a model, `model -> optimizer`: updates are compared too.
+    - `candidate_*`: what is different for the candidate.
+    - `name_map`: the candidate's module paths to the reference's; modules left out have no counterpart. Without it,
+      modules are matched by name, by their weights, and by structure and order.
+    - `seed` is set before every step of both sides. `train`: training mode; `steps`: how many.
+    - `load="reference"` loads the reference's weights into the candidate's copy first; a function is called with
+      both copies and may do it in its own way. Without it weights are compared, never loaded.
+
+    Everything runs on copies: both models are as they were, to the bit. The result is that of `fd.diff`.
+    """
+    import sys
+
+    torch = sys.modules.get("torch")
+    for side, model in (("reference", reference), ("candidate", candidate)):
+        if torch is None or not isinstance(model, torch.nn.Module):
+            raise CaptureError(f"the {side} is a {type(model).__qualname__}; give a torch.nn.Module")
+    from .live.check import check
+
+    return check(
+        reference, candidate, inputs, candidate_inputs, loss_fn, candidate_loss_fn or loss_fn, target,
+        target if candidate_target is None else candidate_target, optimizer, candidate_optimizer or optimizer,
+        name_map=name_map, seed=0 if seed is None else seed, train=train, steps=steps, load=load,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Parts that compute the same function in another layout: a permuted basis, a folded norm, migrated scales.
+
+Inside such a part nearly everything differs, and nothing is wrong. It is recognised from outside: the reference's
+part, with the reference's weights, makes of the candidate's inputs what the candidate makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from ..sites import Site
+from ..verdict.introduced import introduced
+from .examining import FLOAT32, Examination, Replays, compared
+from .forcing import Plan
+
+NOTHING = 1e-12  # relative: what rounding leaves in float64
+
+
+def equivalent_parts(
+    examination: Examination, drifts: Sequence[Site], outputs: Mapping[str, Sequence[Site]]
+) -> list[str]:
+    """The smallest modules around drifts whose function is the reference's, although what is inside them differs.
+
+    `outputs` are the compared outputs of every module, by name.
+    """
+    found: list[str] = []
+    around = {name for site in drifts for name in _around(site, outputs)}
+    for depth in sorted({_depth(name) for name in around}, reverse=True):
+        level = {name for name in around if _depth(name) == depth and not any(is_inside(name, one) for one in found)}
+        level = {name for name in level if any(_holds(name, site) and not _in_any(site, found) for site in drifts)}
+        if not level:
+            continue
+        plan = Plan(opaque=level.__contains__, own_weight=partial(_outside, parts=frozenset(level)))
+        replays = examination.again(f"opaque-{depth}", plan)
+        for name in sorted(level):
+            seen = [replays.introduced_at(site, FLOAT32) for site in outputs[name]]
+            clean = bool(seen) and all(one is not None and not one.beyond_noise for one in seen)
+            inner = [site for site in drifts if _holds(name, site)]
+            if clean and _matters(examination, replays, inner[0], name, outputs[name]):
+                found.append(name)
+    return found
+
+
+def is_inside(name: str, part: str) -> bool:
+    """Whether a module lies in a part of the model, or is it."""
+    return name == part or not part or name.startswith(f"{part}.")
+
+
+def _matters(examination: Examination, whole: Replays, site: Site, part: str, outputs: Iterable[Site]) -> bool:
+    """Whether the reference's part would show this drift at its outputs, if nothing in it made up for it; or could
+    not show it at all, as the softmax does not show a bias of all its keys. What it would only dilute is a drift."""
+
+    def outside(other: Site) -> bool:
+        return not is_inside(other.name, part) or (other.name == part and other.port.startswith("in."))
+
+    plan = Plan(
+        own_weight=lambda other: other == site or not is_inside(other.name, part),
+        only=lambda other: other == site or outside(other),
+    )
+    name = f"alone-{len(list(examination.folder.iterdir()))}"
+    alone = examination.again(name, plan)
+    effects = [
+        introduced(*both, FLOAT32, 0.0, alone.how).error
+        for other in outputs
+        if (both := compared(whole.exact, alone.exact, other)) is not None
+    ]
+    return any(effect > FLOAT32 for effect in effects) or all(effect <= NOTHING for effect in effects)
+
+
+def _around(site: Site, outputs: Mapping[str, Sequence[Site]]) -> list[str]:
+    """The modules that a drift happened in, from the inside out, of which outputs were compared."""
+    parts = site.name.split(".") if site.name else []
+    names = [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
+    return [name for name in names if name in outputs and _holds(name, site)]
+
+
+def _holds(part: str, site: Site) -> bool:
+    """Whether a drift lies behind a module's inputs and before its outputs."""
+    if site.phase == "weight":
+        return is_inside(site.name, part)
+    return is_inside(site.name, part) and site.name != part
+
+
+def _in_any(site: Site, parts: Iterable[str]) -> bool:
+    return any(_holds(part, site) for part in parts)
+
+
+def _outside(site: Site, parts: Iterable[str]) -> bool:
+    return not _in_any(site, parts)
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0

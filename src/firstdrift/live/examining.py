@@ -1,0 +1,156 @@
+"""Two live implementations, examined: as they run, in float64, and by replays of one on what the other computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+
+import torch
+
+from .._kernels import measure
+from ..compare.measuring import Measured
+from ..dtypes import UNIT_ROUNDOFF, roundoff
+from ..sites import Site
+from ..traces import Array, Trace
+from ..verdict.flips import in_few_places
+from ..verdict.graph import Graph
+from ..verdict.introduced import Introduced, distance, introduced
+from ..verdict.ladder import LONG_LIMIT
+from ..verdict.limits import Limits
+from .forcing import Plan, replay
+from .matching import Names
+from .precise import dtype_of
+from .sides import Side, record
+
+FLOAT32 = LONG_LIMIT * UNIT_ROUNDOFF["f32"]  # what one operation of two correct float32 implementations may differ by
+IN_FLOAT64, AS_RUN = "in float64", "as run"
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """A trace of the candidate, and what the reference makes of it. The noise of a site is how far apart two plain
+    replays are: one exact, one in the precision that counts."""
+
+    candidate: Trace
+    exact: Trace
+    plain: tuple[Trace, Trace]
+    how: str
+    random: bool
+
+    def introduced_at(self, site: Site, floor: float) -> Introduced | None:
+        """What the operation of a site added; None where that cannot be said."""
+        found = compared(self.exact, self.candidate, site)
+        if found is None:
+            return None
+        expected, theirs = found
+        rounding, size = 0.0, 0.0
+        if (both := compared(*self.plain, site)) is not None and expected.dtype.kind not in "iub":
+            rounding = distance(measure(*both))
+        if site.phase == "weight_after":
+            before = self.exact.array(site._replace(phase="weight"))
+            size = distance(measure(before, expected))
+        return introduced(expected, theirs, floor, rounding, self.how, size, random=self.random)
+
+
+def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] | None:
+    """Both tensors of a site in one dtype, where both traces have one of the same shape and kind."""
+    if site not in expected or site not in found or found[site].at is None or expected[site].at is None:
+        return None
+    ours, theirs = expected.array(site), found.array(site)
+    if ours.shape != theirs.shape or (ours.dtype.kind in "iub") != (theirs.dtype.kind in "iub"):
+        return None
+    return ours, theirs if ours.dtype.kind in "iub" else theirs.astype(ours.dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything that was run. `precise` is what it shows in float64, where both sides can be run so."""
+
+    reference: Side
+    candidate: Side
+    names: Names
+    folder: Path
+    as_run: Replays
+    precise: Replays | None
+    precise_reference: Trace | None
+    notes: tuple[str, ...]
+    layouts: tuple[str, ...] = ()  # modules whose outputs were put back into the reference's layout
+
+    def introduced(self, measured: Sequence[Measured], graph: Graph) -> dict[Site, Introduced]:
+        """What every site's own operation added: in float64 if it shows there, else as it was run."""
+        limits = Limits({item.pair.site: item for item in measured}, graph)
+        found: dict[Site, Introduced] = {}
+        for item in measured:
+            site = item.pair.site
+            fed = site.phase == "fwd" and site.name == "" and site.port.startswith("in.")
+            if fed or site.phase in ("input", "weight"):  # given to a replay, not made by it
+                continue
+            precise = None if self.precise is None else self.precise.introduced_at(site, FLOAT32)
+            if precise is not None and precise.beyond_noise:
+                found[site] = precise
+                continue
+            producers = [other for other in graph.producers(site) if other in limits.items]
+            floor = self.floor(item, limits.local(item, producers))
+            own = self.as_run.introduced_at(site, floor)
+            if own is not None:
+                found[site] = replace(own, decided=precise is not None and self.is_decision(site, own))
+            elif precise is not None:
+                found[site] = precise
+        return found
+
+    def is_decision(self, site: Site, own: Introduced) -> bool:
+        """Whether an error that is not there in float64 sits in few places: a decision was taken inside a module,
+        between near-ties, that replays cannot force."""
+        both = compared(self.as_run.exact, self.as_run.candidate, site)
+        return own.beyond_noise and isfinite(own.error) and both is not None and in_few_places(*both, own.limit)
+
+    def floor(self, item: Measured, local: float) -> float:
+        """What an operation may add by itself; a tensor that is shorter than the candidate's weights, and than the
+        reference's, was not meant to be."""
+        meant = max(roundoff(item.pair.reference.dtype), torch.finfo(dtype_of(self.candidate.model)).eps / 2)
+        stored = roundoff(item.pair.candidate[0].dtype)
+        return local * meant / stored if stored > meant > 0 else local
+
+    def with_reference_weights(self, sites: frozenset[Site]) -> Examination:
+        """Everything replayed once more, with the reference's own weights at these sites."""
+        folder = self.folder / "reference weights"
+        folder.mkdir()
+        plan = Plan(own_weight=lambda site: site not in sites)
+        native = dtype_of(self.candidate.model)
+        as_run = replays(self.reference, native, self.as_run.candidate, folder, AS_RUN, plan)
+        precise = self.precise
+        if precise is not None:
+            precise = replays(self.reference, torch.float32, precise.candidate, folder, IN_FLOAT64, plan)
+        return replace(self, as_run=as_run, precise=precise)
+
+    def again(self, name: str, plan: Plan) -> Replays:
+        """One more replay, with something else forced."""
+        now = self.precise or self.as_run
+        exact = replay(self.reference.as_precise(), now.candidate, self.folder / name, plan)
+        return replace(now, exact=exact)
+
+
+def replays(
+    reference: Side, dtype: torch.dtype, theirs: Trace, folder: Path, how: str, plan: Plan | None = None
+) -> Replays:
+    """What the reference makes of a trace of the candidate, exactly and in a dtype."""
+    exact = replay(reference.as_precise(), theirs, folder / f"exact {how}", plan)
+    rounded = replay(reference.as_dtype(dtype), theirs, folder / f"rounded {how}", plan)
+    return Replays(theirs, exact, (exact, rounded), how, reference.train)
+
+
+def examine(reference: Side, candidate: Side, names: Names, theirs: Trace, folder: Path) -> Examination:
+    """Run everything that can be run."""
+    as_run = replays(reference, dtype_of(candidate.model), theirs, folder, AS_RUN)
+    notes: list[str] = []
+    precise, ours = None, None
+    try:
+        found = names.renamed(record(candidate.as_precise(), folder / "candidate-f64"))
+        ours = record(reference.as_precise(), folder / "reference-f64")
+        precise = replays(reference, torch.float32, found, folder, IN_FLOAT64)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        notes.append(f"the candidate could not be run in float64 ({first}); it was judged as it runs")
+    return Examination(reference, candidate, names, folder, as_run, precise, ours, tuple(notes))

@@ -1,0 +1,182 @@
+"""Weights in another layout, seen through: their outputs are put back into the reference's layout, and everything
+behind them is judged again.
+
+Permuted rows, rows with other scales, a shift that was folded in: such a module returns the reference's channels in
+another order or unit. Whether that is meant, or is itself what is wrong, is tried out: a candidate that becomes right
+when it is given the reference's weights had the wrong ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..capture.torch.names import parameters_of
+from ..sites import Site
+from ..traces import Array, Trace
+from ..verdict.introduced import introduced
+from .examining import FLOAT32, IN_FLOAT64, Examination, compared, replays
+from .forcing import Plan, replay
+from .precise import dtype_of
+from .sides import Side, record
+
+ROUNDS = 4  # of layouts that show only once those before them are seen through
+COLUMNS = 4096  # of every channel, which are enough to recognise it
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Channel j of the candidate is channel `order[j]` of the reference, times `scale[j]`, plus `shift[j]`."""
+
+    axis: int
+    order: NDArray[np.intp]
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def undone(self, array: Array) -> Array:
+        """A tensor of the candidate in the reference's layout."""
+        rows = np.moveaxis(np.asarray(array, np.float64), self.axis, -1)
+        found = np.empty_like(rows)
+        found[..., self.order] = (rows - self.shift) / self.scale
+        return np.moveaxis(found, -1, self.axis)
+
+    def gradient_undone(self, array: Array) -> Array:
+        """The gradient of such a tensor."""
+        rows = np.moveaxis(np.asarray(array, np.float64), self.axis, -1)
+        found = np.empty_like(rows)
+        found[..., self.order] = rows * self.scale
+        return np.moveaxis(found, -1, self.axis)
+
+
+def find_layout(expected: Array, found: Array, channels: int) -> Layout | None:
+    """The layout that turns one tensor into the other, exactly; None if there is none."""
+    axis = -1 if expected.shape[-1] == channels else 1 if expected.ndim > 1 and expected.shape[1] == channels else None
+    if axis is None or channels < 2:
+        return None
+    a, c = (np.moveaxis(np.asarray(one, np.float64), axis, 0).reshape(channels, -1) for one in (expected, found))
+    few = slice(None, None, max(1, a.shape[1] // COLUMNS))
+    x, y = a[:, few], c[:, few]
+    if x.shape[1] < 3:
+        return None
+    x, y = (one - one.mean(1, keepdims=True) for one in (x, y))
+    sizes = [np.linalg.norm(one, axis=1, keepdims=True) for one in (x, y)]
+    if min(size.min() for size in sizes) == 0:
+        return None
+    alike = np.abs((y / sizes[1]) @ (x / sizes[0]).T)
+    order = alike.argmax(1)
+    if len(set(order.tolist())) != channels:
+        return None
+    scale = np.sum(y * x[order], 1) / np.sum(x[order] ** 2, 1)
+    shift = c.mean(1) - scale * a[order].mean(1)
+    left = np.linalg.norm(c - (scale[:, None] * a[order] + shift[:, None]))
+    if left > FLOAT32 * np.linalg.norm(c):
+        return None
+    return Layout(axis, order, scale, shift)
+
+
+def seen_through(
+    examination: Examination, suspects: Sequence[Site], outputs: Mapping[str, Sequence[Site]]
+) -> Examination | None:
+    """The examination with the layouts of differing weights undone; None where the weights are what is wrong."""
+    base, ours = examination.precise, examination.precise_reference
+    if base is None or ours is None or _is_right_with(examination, suspects):
+        return None
+    plan = Plan(own_weight=lambda site: site.step > 0 or site not in suspects)
+    layouts: dict[str, Layout] = {}
+    trace = base.candidate
+    for number in range(ROUNDS):
+        trace = _undone(base.candidate, ours, layouts, outputs)
+        now = replay(examination.reference.as_precise(), trace, examination.folder / f"undone-{number}", plan)
+        found = _layouts(suspects, outputs, now, base.candidate)
+        if set(found) == set(layouts):
+            break
+        layouts = found  # what only followed from a layout before it is gone
+    if not layouts:
+        return None
+    folder = examination.folder / "seen through"
+    folder.mkdir()
+    precise = replays(examination.reference, torch.float32, trace, folder, base.how, plan)
+    undone = _undone(examination.as_run.candidate, ours, layouts, outputs)
+    dtype = dtype_of(examination.candidate.model)
+    as_run = replays(examination.reference, dtype, undone, folder, examination.as_run.how, plan)
+    return replace(examination, precise=precise, as_run=as_run, layouts=tuple(layouts))
+
+
+def _layouts(
+    suspects: Sequence[Site], outputs: Mapping[str, Sequence[Site]], now: Trace, candidate: Trace
+) -> dict[str, Layout]:
+    found = {}
+    for name in dict.fromkeys(site.name for site in suspects):
+        site = next(iter(outputs.get(name, ())), None)
+        both = None if site is None else compared(now, candidate, site)
+        channels = _channels(name, suspects, now)
+        if both is not None and introduced(*both, FLOAT32, 0.0, IN_FLOAT64).beyond_noise:
+            layout = find_layout(*both, channels)
+            if layout is not None:
+                found[name] = layout
+    return found
+
+
+def _channels(name: str, suspects: Sequence[Site], now: Trace) -> int:
+    shapes = [now[site].shape for site in suspects if site.name == name and site in now]
+    return max((shape[0] for shape in shapes if shape), default=0)
+
+
+def _undone(trace: Trace, ours: Trace, layouts: Mapping[str, Layout], outputs: Mapping[str, Sequence[Site]]) -> Trace:
+    """A trace of the candidate with what modules return, and hand on as the reference does, in its layout."""
+    arrays: dict[Site, Callable[[], Array]] = {}
+    for name, layout in layouts.items():
+        for site in outputs[name]:
+            if site not in trace:
+                continue
+            same = [
+                one.site for one in trace.records if _is_same(trace, one.site, site) and _is_same(ours, one.site, site)
+            ]
+            for other in same:
+                arrays[other] = partial(_later, trace, other, layout.undone)
+            gradient = site._replace(phase="agrad")
+            if gradient in trace and trace[gradient].at is not None:
+                arrays[gradient] = partial(_later, trace, gradient, layout.gradient_undone)
+    return trace.with_arrays(arrays)
+
+
+def _is_same(trace: Trace, one: Site, other: Site) -> bool:
+    return one in trace and other in trace and trace[one].at is not None and trace[one].at == trace[other].at
+
+
+def _later(trace: Trace, site: Site, change: Callable[[Array], Array]) -> Array:
+    return change(trace.array(site))
+
+
+def _is_right_with(examination: Examination, suspects: Sequence[Site]) -> bool:
+    """Whether the candidate becomes right once it has the reference's weights."""
+    side = _with_weights(examination, suspects)
+    folder = examination.folder / "right weights"
+    folder.mkdir()
+    try:
+        theirs = examination.names.renamed(record(side.as_precise(), folder / "candidate"))
+    except (RuntimeError, TypeError):
+        return False
+    found = replays(examination.reference, torch.float32, theirs, folder, "in float64")
+    forward = [one.site for one in theirs.records if (one.site.step, one.site.phase) == (0, "fwd")]
+    seen = [found.introduced_at(site, FLOAT32) for site in forward]
+    return all(one is None or not one.beyond_noise for one in seen)
+
+
+def _with_weights(examination: Examination, suspects: Sequence[Site]) -> Side:
+    model = copy.deepcopy(examination.candidate.model)
+    ours = {
+        Site(0, "weight", item.module, item.port): item.tensor for item in parameters_of(examination.reference.model)
+    }
+    with torch.no_grad():
+        for item in parameters_of(model):
+            site = examination.names.site(Site(0, "weight", item.module, item.port))
+            if site in suspects and site in ours and ours[site].shape == item.tensor.shape:
+                item.tensor.copy_(ours[site])
+    return replace(examination.candidate, model=model)

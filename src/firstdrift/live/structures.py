@@ -1,0 +1,43 @@
+"""Structures of tensors with some of them exchanged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from ..capture.torch.values import _entries
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+
+
+def with_leaves(value: Any, port: str, exchanges: Mapping[str, Exchange]) -> Any:
+    """The same structure, each tensor exchanged as its port says; ports are those that `leaves` gives."""
+    if isinstance(value, torch.Tensor):
+        return exchanges[port](value) if port in exchanges else value
+    if isinstance(value, Mapping):
+        return _with_entries(value, port, exchanges)
+    if isinstance(value, tuple | list):
+        names = getattr(value, "_fields", None) or range(len(value))
+        items = [with_leaves(item, f"{port}.{key}", exchanges) for key, item in zip(names, value, strict=True)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for one in fields(value):
+            object.__setattr__(
+                changed, one.name, with_leaves(getattr(value, one.name, None), f"{port}.{one.name}", exchanges)
+            )
+        return changed
+    return value
+
+
+def _with_entries(value: Mapping[Any, Any], port: str, exchanges: Mapping[str, Exchange]) -> Any:
+    changed = copy.copy(value)
+    for key, name in zip(value, _entries(value), strict=True):
+        item = with_leaves(value[key], f"{port}.{name}", exchanges)
+        if item is not value[key]:
+            changed[key] = item  # type: ignore[index]
+    return changed

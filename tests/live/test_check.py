@@ -1,0 +1,520 @@
+"""`fd.check`: both sides in one process."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import firstdrift as fd
+
+
+class Block(nn.Module):
+    """A residual block whose faults can be chosen."""
+
+    def __init__(self, width, fault=None):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6 if fault == "eps" else 1e-5)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.fault = fault
+
+    def forward(self, x):
+        h = self.up(self.norm(x))
+        h = F.gelu(h, approximate="tanh" if self.fault == "gelu" else "none")
+        if self.fault == "bfloat16":
+            h = h.to(torch.bfloat16).to(x.dtype)
+        if self.fault == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                return x + self.down(h).to(x.dtype)
+        if self.fault == "random":
+            h = h + 0.1 * torch.rand(h.shape, generator=torch.Generator().manual_seed(id(h) % 997 + next(COUNT)))
+        y = self.down(h)
+        if self.fault == "slope":
+            y = _WrongSlope.apply(y)
+        return x + (1.01 * y if self.fault == "scale" else y)
+
+
+COUNT = iter(range(10**6))
+
+
+class _WrongSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 1.5 * gradient
+
+
+class Net(nn.Module):
+    def __init__(self, *faults):
+        super().__init__()
+        self.embed = nn.Embedding(30, 16)
+        self.blocks = nn.ModuleList(Block(16, fault) for fault in (*faults, None, None, None)[:3])
+        self.head = nn.Linear(16, 30)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 30, (4, 6), generator=torch.Generator().manual_seed(1))
+
+
+def nets(*faults):
+    torch.manual_seed(0)
+    reference = Net()
+    candidate = Net(*faults)
+    candidate.load_state_dict(reference.state_dict())
+    return reference, candidate
+
+
+def cross_entropy(output, target):
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def where(result):
+    first = result.first_drift
+    return None if first is None else (first.phase, first.name, first.port)
+
+
+def test_a_model_is_the_same_as_its_copy(ids):
+    reference, candidate = nets()
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids, optimizer=adamw,
+        train=True, steps=2,
+    )  # fmt: skip
+    assert (result.verdict, result.exit_code, result.cause.label) == ("same", 0, "none")
+    assert {"input", "weight", "fwd", "loss", "lossgrad", "agrad", "grad", "optim"} <= set(result.coverage.phases)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("eps", ("fwd", "blocks.1.norm", "out")),
+        ("gelu", ("fwd", "blocks.1.down", "in.0")),
+        ("scale", ("fwd", "blocks.1", "out")),
+        ("slope", ("agrad", "blocks.2.down", "out")),
+    ],
+)
+def test_a_wrong_formula_is_found_at_its_place_in_any_precision(ids, fault, place, dtype):
+    reference, candidate = (model.to(dtype) for model in nets(None, fault, fault))
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids, train=True
+    )
+    assert (where(result), result.exit_code) == (place, 1)
+    assert len(result.first_drift.repeats) == 1
+
+
+def test_two_precisions_of_one_model_differ_by_noise(ids):
+    reference, candidate = nets()
+    result = fd.check(
+        reference=reference, candidate=candidate.bfloat16(), inputs=(ids,), loss_fn=cross_entropy, target=ids
+    )
+    assert (result.verdict, result.exit_code) == ("noise", 0)
+
+
+@pytest.mark.parametrize("fault", ["bfloat16", "autocast"])
+def test_a_part_computed_in_another_precision_is_found(ids, fault):
+    reference, candidate = nets(None, fault)
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert result.exit_code == 1
+    assert result.first_drift.name.startswith("blocks.1")
+
+
+def test_both_models_are_left_as_they_were(ids):
+    reference, candidate = nets(None, "eps")
+    reference.train()
+    candidate.eval()
+    reference(ids).sum().backward()
+    before = [copy.deepcopy(model.state_dict()) for model in (reference, candidate)]
+    gradient = reference.head.weight.grad.clone()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    fd.check(
+        reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids, optimizer=adamw,
+        train=True, seed=3,
+    )  # fmt: skip
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_default_dtype() == torch.float32
+    assert (reference.training, candidate.training) == (True, False)
+    assert torch.equal(reference.head.weight.grad, gradient)
+    assert candidate.head.weight.grad is None
+    for model, state in zip((reference, candidate), before, strict=True):
+        assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_weight_that_differs_is_the_first_drift(ids):
+    reference, candidate = nets()
+    with torch.no_grad():
+        candidate.blocks[1].up.weight[3] *= 1.1
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert where(result) == ("weight", "blocks.1.up", "weight")
+    loaded = fd.check(reference=reference, candidate=candidate, inputs=(ids,), load="reference")
+    assert loaded.verdict == "same"
+
+
+def test_a_weight_that_nothing_uses_is_no_drift(ids):
+    reference, candidate = nets()
+    for model, value in ((reference, 1.0), (candidate, 2.0)):
+        model.register_parameter("spare", nn.Parameter(torch.full((2,), value)))
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert result.exit_code == 0, result.sentence
+
+
+@pytest.mark.parametrize(
+    ("changed", "phase"),
+    [
+        ({"candidate_inputs": (torch.zeros(4, 6, dtype=torch.long),)}, "input"),
+        ({"candidate_target": torch.zeros(4, 6, dtype=torch.long)}, "loss"),
+        ({"candidate_loss_fn": lambda output, target: 2 * cross_entropy(output, target)}, "loss"),
+        ({"candidate_optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=2e-3)}, "weight_after"),
+    ],
+    ids=["inputs", "target", "loss", "optimizer"],
+)
+def test_what_is_different_for_the_candidate_is_judged_where_it_acts(ids, changed, phase):
+    reference, candidate = nets()
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids, optimizer=adamw,
+        train=True, **changed,
+    )  # fmt: skip
+    assert result.first_drift.phase == phase
+
+
+class ConvNorm(nn.Module):
+    def __init__(self, before, after, *, folded):
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, 3, padding=1)
+        self.norm = nn.Identity() if folded else nn.BatchNorm2d(after)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.conv(x)))
+
+
+def folded_pair():
+    torch.manual_seed(0)
+    reference = nn.Sequential(ConvNorm(3, 8, folded=False), ConvNorm(8, 8, folded=False), nn.MaxPool2d(2)).eval()
+    candidate = nn.Sequential(ConvNorm(3, 8, folded=True), ConvNorm(8, 8, folded=True), nn.MaxPool2d(2)).eval()
+    for ours, theirs in list(zip(reference, candidate, strict=True))[:2]:
+        nn.init.normal_(ours.norm.weight, 1, 0.1)
+        ours.norm.running_mean.normal_()
+        ours.norm.running_var.uniform_(0.5, 2)
+        fused = torch.nn.utils.fusion.fuse_conv_bn_eval(ours.conv, ours.norm)
+        theirs.conv.load_state_dict(fused.state_dict())
+    return reference, candidate
+
+
+def test_a_folded_norm_is_another_layout_and_no_drift():
+    reference, candidate = folded_pair()
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(2, 3, 8, 8),))
+    assert (result.verdict, result.exit_code, result.cause.label) == ("noise", 0, "layout-equivalent"), result.sentence
+
+
+def test_a_drift_behind_another_layout_is_still_found():
+    reference, candidate = folded_pair()
+    with torch.no_grad():
+        candidate[1].conv.weight *= 1.01
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(2, 3, 8, 8),))
+    assert where(result) == ("weight", "1.conv", "weight")
+
+
+def test_scales_moved_from_one_layer_to_the_next_are_no_drift():
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    candidate = copy.deepcopy(reference)
+    with torch.no_grad():
+        candidate[0].weight *= 2
+        candidate[0].bias *= 2
+        candidate[2].weight /= 2
+    result = fd.check(reference=reference, candidate=candidate, inputs=torch.randn(5, 8))
+    assert (result.verdict, result.cause.label) == ("noise", "layout-equivalent")
+
+
+class Rectifier(nn.Module):
+    def __init__(self, *, lets_zero_through=False):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.outer = nn.Linear(8, 1)
+        self.lets_zero_through = lets_zero_through
+
+    def forward(self, x):
+        h = self.inner(x)
+        return self.outer(_Leaky.apply(h) if self.lets_zero_through else torch.relu(h))
+
+
+class _Leaky(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.saved_tensors[0] >= 0)
+
+
+class Sum(nn.Linear):
+    """A linear layer that adds its terms up one by one, from one end or the other, and may rectify them at once."""
+
+    def __init__(self, *, backwards, rectified):
+        super().__init__(4, 8)
+        self.backwards, self.rectified = backwards, rectified
+
+    def forward(self, x):
+        terms = [x[:, i, None] * self.weight[:, i] for i in range(4)]
+        total = self.bias + torch.zeros(())
+        for term in reversed(terms) if self.backwards else terms:
+            total = total + term
+        return torch.relu(total) if self.rectified else total
+
+
+@pytest.mark.parametrize("rectified", [True, False], ids=["inside a module", "between modules"])
+def test_a_near_tie_decided_the_other_way_is_a_flip(rectified):
+    torch.manual_seed(0)
+    last = nn.Sequential(nn.Identity() if rectified else nn.ReLU(), nn.Linear(8, 1))
+    reference = nn.Sequential(Sum(backwards=False, rectified=rectified), *last)
+    candidate = nn.Sequential(Sum(backwards=True, rectified=rectified), *copy.deepcopy(last))
+    with torch.no_grad():  # 1 - 1 + 1e-9 is 1e-9 or 0, as one adds it up
+        reference[0].bias.zero_()
+        reference[0].weight[3] = torch.tensor([1.0, -1.0, 1e-9, 0.0])
+    x = torch.randn(40, 4)
+    x[7] = 1.0
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(x,), loss_fn=lambda y: y.sum(), load="reference"
+    )
+    assert (result.verdict, result.exit_code, result.cause.label) == ("flip", 0, "decision-flip"), result.sentence
+
+
+def test_a_rectifier_that_lets_gradient_through_at_zero_is_a_drift():
+    torch.manual_seed(0)
+    reference, candidate = Rectifier(), Rectifier(lets_zero_through=True)
+    candidate.load_state_dict(reference.state_dict())
+    for model in (reference, candidate):
+        nn.init.zeros_(model.inner.weight[2:4])
+        nn.init.zeros_(model.inner.bias)
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(16, 8),), loss_fn=lambda y: y.sum())
+    assert where(result) == ("agrad", "inner", "out")
+
+
+def test_noise_that_is_amplified_by_a_right_operation_is_no_drift():
+    class Cancelling(nn.Module):
+        def __init__(self, order):
+            super().__init__()
+            self.inner = nn.Linear(64, 64)
+            self.norm = nn.LayerNorm(64, eps=1e-12)
+            self.order = order
+
+        def forward(self, x):
+            h = self.inner(x)
+            if self.order:
+                perm = torch.arange(63, -1, -1)
+                h = F.linear(x[:, perm], self.inner.weight[:, perm], self.inner.bias)
+            return self.norm(1000 + h * 1e-3)
+
+    torch.manual_seed(0)
+    reference, candidate = Cancelling(order=False), Cancelling(order=True)
+    candidate.load_state_dict(reference.state_dict())
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(8, 64),))
+    assert result.exit_code in (0, 2), result.sentence
+    assert result.first_drift is None, result.sentence
+
+
+def test_a_candidate_that_computes_something_else_every_time_is_said_to():
+    reference, candidate = nets(None, "random")
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.zeros(2, 3, dtype=torch.long),))
+    assert result.first_drift.cause.label == "nondeterministic"
+    assert result.first_drift.name.startswith("blocks.1")
+
+
+class Renamed(nn.Module):
+    """The same network under other names."""
+
+    def __init__(self, *faults):
+        super().__init__()
+        inner = Net(*faults)
+        self.tokens, self.layers, self.logits = inner.embed, inner.blocks, inner.head
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.logits(x)
+
+
+def renamed_pair(*faults):
+    torch.manual_seed(0)
+    reference, candidate = Net(), Renamed(*faults)
+    state = {
+        key.replace("embed", "tokens").replace("blocks", "layers").replace("head", "logits"): value
+        for key, value in reference.state_dict().items()
+    }
+    candidate.load_state_dict(state)
+    return reference, candidate
+
+
+def test_other_names_are_matched_by_weights_and_contents(ids):
+    reference, candidate = renamed_pair(None, "gelu")
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert where(result) == ("fwd", "blocks.1.down", "in.0")
+    assert any("matched by their weights" in note for note in result.notes)
+    assert not result.reference_only
+
+
+def test_a_map_of_names_counts_and_what_it_leaves_out_has_no_counterpart(ids):
+    reference, candidate = renamed_pair(None, "eps")
+    names = {"tokens": "embed", "layers.1": "blocks.1", "layers.1.norm": "blocks.1.norm", "logits": "head"}
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,), name_map=names)
+    assert where(result) == ("fwd", "blocks.1.norm", "out")
+    assert "blocks.1.up" in {item.site.name for item in result.reference_only}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"tokenz": "embed"}, "the candidate has no module 'tokenz'; it has"),
+        ({"tokens": "embedding"}, "the reference has no module 'embedding'; it has"),
+        ({"tokens": "embed", "logits": "embed"}, "'embed' is given to two modules"),
+    ],
+)
+def test_a_map_that_names_nothing_is_refused(ids, names, message):
+    reference, candidate = renamed_pair()
+    with pytest.raises(fd.SelectionError, match=message):
+        fd.check(reference=reference, candidate=candidate, inputs=(ids,), name_map=names)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidate": lambda x: x}, "the candidate is a function; give a torch.nn.Module"),
+        ({"steps": 0}, "steps 0 is not a whole number from 1"),
+        ({"optimizer": adamw}, "an optimizer needs gradients; give loss_fn too"),
+        ({"load": "weights.pt"}, "load 'weights.pt' is not 'reference' or a function"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(ids, options, message):
+    reference, candidate = nets()
+    with pytest.raises(fd.CaptureError, match=message):
+        fd.check(**{"reference": reference, "candidate": candidate, "inputs": (ids,), **options})
+
+
+def test_dropout_with_the_same_seed_is_the_same_and_with_other_masks_is_noise():
+    torch.manual_seed(0)
+    reference = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    x = torch.randn(4, 8, 16)
+    options = {"inputs": (x,), "train": True, "loss_fn": lambda y: y.square().mean(), "seed": 5}
+    assert fd.check(reference=reference, candidate=copy.deepcopy(reference), **options).verdict == "same"
+
+    class Greedy(nn.Module):  # takes a random number that the reference does not take
+        def __init__(self, inner):
+            super().__init__()
+            self.drop, self.out = inner
+
+        def forward(self, x):
+            torch.rand(1)
+            return self.out(self.drop(x))
+
+    ours = nn.Sequential(nn.Dropout(0.3), nn.Linear(16, 4))
+    theirs = Greedy(copy.deepcopy(ours))
+    result = fd.check(
+        reference=ours, candidate=theirs, inputs=(x,), train=True, name_map={"drop": "0", "out": "1"},
+    )  # fmt: skip
+    assert result.first_drift is None, result.sentence
+
+
+def test_casts_to_float32_do_not_blunt_the_check(ids):
+    class Cautious(nn.Module):
+        def __init__(self, eps):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+            self.eps = eps
+
+        def forward(self, x):
+            h = x.float()
+            return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+    for eps, exit_code in ((1e-6, 0), (2e-6, 1)):
+        torch.manual_seed(0)
+        reference = nn.Sequential(nn.Embedding(30, 16), Cautious(1e-6), nn.Linear(16, 3)).bfloat16()
+        candidate = nn.Sequential(nn.Embedding(30, 16), Cautious(eps), nn.Linear(16, 3)).bfloat16()
+        with torch.no_grad():
+            reference[0].weight *= 0.1
+        result = fd.check(reference=reference, candidate=candidate, inputs=(ids,), load="reference")
+        assert result.exit_code == exit_code, result.sentence
+
+
+def test_what_cannot_be_run_in_float64_is_judged_as_it_runs():
+    class Stubborn(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.scale = scale
+
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise RuntimeError("no float64 here")
+            return self.inner(x) * self.scale
+
+    class Willing(Stubborn):
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    torch.manual_seed(0)
+    reference, candidate = Willing(1.0), Stubborn(1.0)
+    x = torch.randn(4, 8)
+    result = fd.check(reference=reference, candidate=candidate, inputs=(x,), load="reference")
+    assert result.exit_code == 0
+    assert any("could not be run in float64 (no float64 here)" in note for note in result.notes)
+    result = fd.check(reference=reference, candidate=Stubborn(1.01), inputs=(x,), load="reference")
+    assert where(result) == ("fwd", "", "out")
+
+
+def test_modules_called_twice_and_tied_weights_are_followed():
+    class Tied(nn.Module):
+        def __init__(self, fault):
+            super().__init__()
+            self.embed = nn.Embedding(12, 8)
+            self.mix = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 12, bias=False)
+            self.head.weight = self.embed.weight
+            self.fault = fault
+
+        def forward(self, ids):
+            x = torch.tanh(self.mix(self.embed(ids)))
+            x = torch.tanh(self.mix(x) * (1.001 if self.fault else 1.0))
+            return self.head(x)
+
+    for fault in (False, True):
+        torch.manual_seed(0)
+        reference, candidate = Tied(fault=False), Tied(fault=fault)
+        ids = torch.randint(0, 12, (3, 5))
+        result = fd.check(
+            reference=reference, candidate=candidate, inputs=(ids,), load="reference", loss_fn=cross_entropy,
+            target=ids, optimizer=adamw, train=True, steps=2,
+        )  # fmt: skip
+        assert where(result) == (("fwd", "head", "in.0") if fault else None)
+
+
+def test_attention_that_looks_whether_its_arguments_are_one_tensor_is_replayed():
+    torch.manual_seed(0)
+    reference = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    candidate = copy.deepcopy(reference)
+    with torch.no_grad():
+        candidate.layers[1].linear1.bias += 0.01
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(torch.randn(2, 5, 16),), loss_fn=lambda y: y.square().mean()
+    )
+    assert where(result) == ("weight", "layers.1.linear1", "bias")
