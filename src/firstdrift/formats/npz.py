@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as numpy_format
@@ -36,8 +36,25 @@ def recognise(path: Path) -> bool:
     return path.suffix.lower() == ".npz" and path.is_file()
 
 
+class Archive(NamedTuple):
+    """The arrays of an archive by key, how to read those that cannot be mapped, and the index it carries."""
+
+    stored: dict[str, Stored]
+    special: dict[str, Callable[[], Array]]
+    index: str | None
+
+
 def read(path: Path) -> Trace:
     """Open an archive; keys of archives that are not ours are read as `firstdrift.formats.keys` says."""
+    stored, special, index = read_archive(path)
+    said, lines, problems = carried.read_container(index, stored, str(path), otherwise="fwd")
+    keys = {held.at: key for key, held in stored.items()}
+    by_site = {r.site: _as(special[keys[r.at]], r) for r in lines if r.at in keys and keys[r.at] in special}
+    return Trace(path, NAME, lines, lambda number: path, header=said, problems=problems, special=by_site)
+
+
+def read_archive(path: Path) -> Archive:
+    """What an archive holds, every claim checked against the file."""
     with storage(path, "read the archive", "check that it exists and that you may read it"), open(path, "rb") as file:
         try:
             return _read(path, file)
@@ -49,7 +66,7 @@ def read(path: Path) -> Trace:
             raise FormatError(f"{path}: not a readable npz archive ({error}); save it again with numpy") from None
 
 
-def _read(path: Path, file: BinaryIO) -> Trace:
+def _read(path: Path, file: BinaryIO) -> Archive:
     size = os.fstat(file.fileno()).st_size
     stored: dict[str, Stored] = {}
     special: dict[str, Callable[[], Array]] = {}
@@ -75,10 +92,7 @@ def _read(path: Path, file: BinaryIO) -> Trace:
             if info.compress_type != zipfile.ZIP_STORED or not header.is_plain:
                 special[key] = _reader(path.absolute(), info.filename, header)
         _check_frame(file, size, archive, path)
-    said, lines, problems = carried.read_container(index, stored, str(path), otherwise="fwd")
-    keys = {held.at: key for key, held in stored.items()}
-    by_site = {r.site: _as(special[keys[r.at]], r) for r in lines if r.at in keys and keys[r.at] in special}
-    return Trace(path, NAME, lines, lambda number: path, header=said, problems=problems, special=by_site)
+    return Archive(stored, special, index)
 
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:

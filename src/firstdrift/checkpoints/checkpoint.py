@@ -1,0 +1,176 @@
+"""A checkpoint: names, dtypes and shapes at once; numbers when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import ITEMSIZE
+from ..errors import FormatError, SelectionError
+from ..sites import shown
+from ..strict_json import Json
+from .mapped import Bytes, MappedFile
+
+Array = NDArray[np.generic]
+MAX_DIMS = 64
+MAX_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stored tensor. `dtype` is one of ours, or the name of a quantized type such as `q4_k`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    quantized: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+class Checkpoint:
+    """A read-only, lazily mapped view of stored weights.
+
+    `entries` are the stored tensors by name, `aliases` the further names of tied ones, `metadata` what the format
+    says of the model, `notes` what was inferred on the way, `files` every file that was opened. `array(name)` is
+    mapped wherever the file holds plain bytes; `blocks(name)` are the stored bytes of a quantized tensor.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        entries: Mapping[str, Entry],
+        load: Callable[[Entry], Array],
+        *,
+        files: Sequence[MappedFile] = (),
+        metadata: Mapping[str, Json] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
+        load_blocks: Callable[[Entry], Bytes] | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.entries: Mapping[str, Entry] = MappingProxyType(dict(entries))
+        self.metadata: Mapping[str, Json] = MappingProxyType(dict(metadata or {}))
+        self.aliases: Mapping[str, str] = MappingProxyType(
+            {name: stored for name, stored in (aliases or {}).items() if name not in entries}
+        )
+        self.notes = tuple(notes)
+        self.files = tuple(files)
+        self._load = load
+        self._load_blocks = load_blocks
+        self._closed = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors together."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    def entry(self, name: str) -> Entry:
+        """The stored tensor that a name, or an alias, stands for."""
+        found = self.entries.get(self.aliases.get(name, name))
+        if found is None:
+            raise SelectionError(
+                f"{self.path}: holds no tensor {shown(name)!r}; `firstdrift weights inspect` lists the {len(self)} "
+                "there are"
+            )
+        return found
+
+    def array(self, name: str) -> Array:
+        """The numbers in their stored dtype; quantized types come as float32. Do not write to it."""
+        array = self._load(self._open_entry(name))
+        array.flags.writeable = False
+        return array
+
+    def blocks(self, name: str) -> Bytes:
+        """The stored bytes of a quantized tensor, row after row."""
+        entry = self._open_entry(name)
+        if not entry.quantized or self._load_blocks is None:
+            raise SelectionError(f"{self.path}: {shown(name)!r} is {entry.dtype}, not quantized; ask for its array")
+        return self._load_blocks(entry)
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on when a file was written to after it was opened."""
+        for file in self.files:
+            file.check_unchanged()
+
+    def close(self) -> None:
+        """Let go of the files; nothing more can be loaded."""
+        self._closed = True
+        for file in self.files:
+            file.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Array:
+        return self.array(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries or name in self.aliases
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {str(self.path)!r} format={self.format} {len(self)} tensors>"
+
+    def _open_entry(self, name: str) -> Entry:
+        if self._closed:
+            raise FormatError(f"{self.path}: the checkpoint was closed; open it again")
+        self.check_unchanged()
+        return self.entry(name)
+
+
+def plain_bytes(place: str, dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor of a plain dtype, refusing what no machine could address."""
+    return count_elements(place, shape, ITEMSIZE[dtype]) * ITEMSIZE[dtype]
+
+
+def count_elements(place: str, shape: Sequence[int], itemsize: int = 8) -> int:
+    """Elements of a shape; a zero dimension makes it empty but does not excuse the others."""
+    if len(shape) > MAX_DIMS or any(type(dim) is not int or dim < 0 for dim in shape):
+        raise FormatError(f"{place}: shape {list(shape)} is impossible; export it again")
+    if prod(dim or 1 for dim in shape) * itemsize > MAX_BYTES:
+        raise FormatError(f"{place}: shape {list(shape)} is beyond 2**63 bytes; export it again")
+    return prod(shape)
+
+
+def joined(path: Path, format: str, parts: Sequence[Checkpoint], **about: Json) -> Checkpoint:
+    """Several checkpoints of one format as one; the same tensor in two of them is refused."""
+    owner: dict[str, Checkpoint] = {}
+    for part in parts:
+        for name in part.entries:
+            if name in owner:
+                raise FormatError(
+                    f"{owner[name].path} and {part.path.name}: both hold {shown(name)!r}; fetch them again"
+                )
+            owner[name] = part
+    return Checkpoint(
+        path,
+        format,
+        {name: part.entries[name] for name, part in owner.items()},
+        lambda entry: owner[entry.name].array(entry.name),
+        files=[file for part in parts for file in part.files],
+        load_blocks=lambda entry: owner[entry.name].blocks(entry.name),
+        **about,
+    )

@@ -1,0 +1,83 @@
+"""The one door to every checkpoint: what a path holds is told by its first bytes, not by its name."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from ..errors import FormatError, storage
+from .checkpoint import Checkpoint
+from .safetensors_file import is_index, open_safetensors, open_sharded
+
+KNOWN = "safetensors (or its index), APR v2, GGUF, npz, PyTorch, or a Hugging Face directory"
+ZIP = b"PK\x03\x04"
+EMPTY_ZIP = b"PK\x05\x06"
+
+
+def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+    """Open weights in any known format; arrays are loaded when they are asked for."""
+    path = Path(path)
+    with storage(path, "read the checkpoint", "check that it exists and that you may read it"):
+        path.stat()
+        if path.is_dir():
+            from .hf_directory import open_directory
+
+            return open_directory(path)
+        if not path.is_file():
+            raise FormatError(f"{path}: is not a regular file; name a checkpoint")
+        with open(path, "rb") as file:
+            start = file.read(16)
+    return open_file(path, start)
+
+
+def open_file(path: Path, start: bytes) -> Checkpoint:
+    """Open one file by what its first bytes say."""
+    if start[:3] == b"APR":
+        from .apr.reading import open_apr
+
+        return open_apr(path)
+    if start[:4] == b"GGUF":
+        from .gguf_file import open_gguf
+
+        return open_gguf(path)
+    if start[:4] in (ZIP, EMPTY_ZIP):
+        return _open_zip(path)
+    if start[:1] == b"{":
+        return _open_json(path)
+    if len(start) >= 9 and start[8:9] == b"{" or path.suffix == ".safetensors":
+        return open_safetensors(path)
+    if start[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".bin"):
+        from .torch_file import open_torch
+
+        return open_torch(path)
+    raise FormatError(f"{path}: starts with {start[:8]!r}, which no known checkpoint does; give {KNOWN}")
+
+
+def _open_zip(path: Path) -> Checkpoint:
+    """PyTorch and numpy both make zip archives; PyTorch's hold a pickle, which numpy's never do."""
+    from .torch_file import holds_pickle, open_torch
+
+    if holds_pickle(path):
+        return open_torch(path)
+    from .npz_file import open_npz
+
+    return open_npz(path)
+
+
+def _open_json(path: Path) -> Checkpoint:
+    if is_index(path):
+        return open_sharded(path)
+    from .json_file import read_json_object
+
+    about = read_json_object(path, most=256 << 20)
+    if "weight_map" in about and "shards" in about:
+        from .apr.sharding import open_manifest
+
+        return open_manifest(path)
+    if "weight_map" in about:
+        from .torch_file import open_torch_index
+
+        if any(str(name).endswith(".bin") for name in dict(about["weight_map"] or {}).values()):
+            return open_torch_index(path)
+        return open_sharded(path)
+    raise FormatError(f"{path}: is JSON but no index of shards (it has no 'weight_map'); give {KNOWN}")
