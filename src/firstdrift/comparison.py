@@ -8,7 +8,7 @@ from functools import partial
 from math import isfinite
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .compare.align import Selection, align
 from .compare.batches import Units
@@ -25,10 +25,12 @@ from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
 from .traces import Trace
 from .verdict.arbiter import ask
+from .verdict.calibrated import CALIBRATED
 from .verdict.graph import Graph
 from .verdict.introduced import Introduced, settle
 from .verdict.judge import judge
 from .verdict.jump import judge_by_jump
+from .verdict.layouts import LAYOUT
 
 if TYPE_CHECKING:
     from .compare.mapping import Mapping
@@ -102,7 +104,8 @@ def diff(
     compared = Compared(ours, theirs, alignment, graph)
     shadow = Shadow(ours, theirs, alignment.pairs) if rule == "noise" and truths is None else None
     if shadow is not None:
-        judged = settle(judged, _introduced(shadow, judged), graph, {})
+        layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
+        judged = settle(judged, _introduced(shadow, judged), graph, layouts)
     why = partial(_explain, compared=compared, shadow=shadow)
     return compose(judged, measured, compared, tuple(allow_missing), why)
 
@@ -114,18 +117,20 @@ def _introduced(shadow: Shadow, judged: Sequence[PairResult]) -> dict[Site, Intr
     comes from where it first appeared, and of gradients behind decisions that rest on more digits than were recorded.
     """
     said = {}
-    asked = [result.site for result in judged if not _is_decided_unseen(result)]
+    asked = [result.site for result in judged if not _is_decided(result)]
     for site, found in shadow.replay(asked).items():
         error = found.introduced if found.own is None else found.own
         if not site.port.startswith("in.") and found.noise < 1.0 and isfinite(error) and found.operation != "identity":
-            said[site] = Introduced(error, found.noise, 1.0, "replayed in float64")
+            said[site] = Introduced(error, found.noise, 1.0, "replayed in float64", inherited=found.inherited)
     return said
 
 
-def _is_decided_unseen(result: PairResult) -> bool:
+def _is_decided(result: PairResult) -> bool:
+    """Whether a verdict rests on more than a replay knows: flips, layouts, calibration."""
     short = roundoff(result.pair.reference.dtype, *(record.dtype for record in result.pair.candidate))
     clean = result.verdict in CLEAN and result.site.phase in BACKWARD_PHASES and short >= UNIT_ROUNDOFF["f16"]
-    return clean or result.verdict is Verdict.FLIP
+    known = result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
+    return clean or known or result.verdict is Verdict.FLIP
 
 
 def _explain(result: PairResult, compared: Compared, shadow: Shadow | None) -> Cause | None:
@@ -135,8 +140,9 @@ def _explain(result: PairResult, compared: Compared, shadow: Shadow | None) -> C
     from .causes.table import TABLE
 
     pairs = {pair.site: pair for pair in compared.alignment.pairs}
-    facts = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
+    facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
     facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
+    facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
     evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
     replayed = shadow.expected_at(result.site) if shadow is not None else None

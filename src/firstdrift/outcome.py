@@ -15,6 +15,7 @@ from .traces import Trace
 from .verdict.graph import Graph
 from .verdict.introduced import AMPLIFIED
 from .verdict.judge import REFERENCE_OFF
+from .verdict.layouts import LAYOUT
 
 Explain = Callable[[PairResult], Cause | None]
 
@@ -131,6 +132,8 @@ def _first_drift(drifts: Sequence[PairResult], explain: Explain | None) -> First
     result = drifts[0]
     by = result.introduced_by or result.site.name
     cause = _cause(result) or (explain(result) if explain is not None else None)
+    if cause is None or cause.label == "unknown":
+        cause = _not_finite(result) or cause
     repeats = _repeats(drifts)
     sentence = f"the first drift is {_shown(result.site)}, introduced by {by}: {result.reason}"
     if cause is not None and cause.label not in ("unknown", ""):
@@ -184,10 +187,15 @@ def _cause(result: PairResult) -> Cause | None:
     if result.verdict is Verdict.PRECISION:
         label = "accumulator-precision" if "accumulator" in result.reason else "dtype-rounding"
         return Cause(label, result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
-    if measurement is not None and not measurement.nonfinite_agree:
-        sentence = "NaN or Inf appears here on one side only"
-        return Cause("nan-origin", sentence, 1.0, "look at the elements that are not finite")
     return None
+
+
+def _not_finite(result: PairResult) -> Cause | None:
+    """What can be said of NaN and infinities that no hypothesis explains."""
+    if result.measurement is None or result.measurement.nonfinite_agree:
+        return None
+    sentence = "NaN or Inf appears here on one side only"
+    return Cause("nan-origin", sentence, 1.0, "look at the elements that are not finite")
 
 
 def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | None:
@@ -202,7 +210,7 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
     if off := [result for result in judged if REFERENCE_OFF in result.reason]:
         sentence = f"it is the reference that is off, first at {_shown(off[0].site)}"
         return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
-    if any("stored differently" in result.reason for result in judged):
+    if any("stored differently" in result.reason or result.reason.startswith(LAYOUT) for result in judged):
         return Cause("layout-equivalent", "weights are stored differently, but compute the same", 0.9)
     amplified = [result for result in judged if result.reason.startswith(AMPLIFIED)]
     if amplified := [result for result in amplified if result.site.phase not in ("optim", "weight_after")]:

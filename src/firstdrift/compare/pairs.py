@@ -118,6 +118,14 @@ class Alignment:
     ignored: tuple[Unmatched, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def unpaired(self) -> dict[str, tuple[Site, ...]]:
+        """The sites that one side alone has, for the search for causes."""
+        return {
+            "reference_only": tuple(one.site for one in self.reference_only),
+            "candidate_only": tuple(one.site for one in self.candidate_only),
+        }
+
 
 def apply_all(array: Array, steps: Sequence[Transform]) -> Array:
     """The tensor after all steps."""

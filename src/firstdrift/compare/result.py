@@ -45,15 +45,17 @@ class Cause:
     confirm: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     runner_up: str | None = None  # the label of the next best explanation
+    margin: float | None = None  # how many times as much the runner-up leaves unexplained, noise included
 
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
     """One pair, measured and judged.
 
-    `error` is the relative L2 error, `inherited` the largest error among what the site was computed from, and
-    `limit` how large `error` could be by noise alone. `introduced` is the error against what the reference makes of
-    the candidate's own inputs, where it could be replayed. `reason` says in words what decided.
+    `error` is the relative L2 error and `limit` how large it could be by noise alone. Where the reference could be
+    replayed on the candidate's own inputs, `introduced` is the error against what it makes of them, and `inherited`
+    how far that is from the reference's tensor; elsewhere `inherited` is the largest error among what the site was
+    computed from. `reason` says in words what decided.
     """
 
     pair: Pair

@@ -90,7 +90,7 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
     measured = list(measure_pairs(alignment.pairs, ours, theirs))
     graph = Graph(ours, alignment.pairs)
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs))
-    examination = examine(reference, candidate, names, theirs, folder)
+    examination = examine(reference, candidate, names, ours, theirs, folder)
     judged, unused = _with_weights(judged, examination)
     if unused:
         examination = examination.with_reference_weights(unused)
@@ -272,7 +272,7 @@ def _explain(
     facts = {
         "target": _array(examination.reference.target), "candidate_target": _array(examination.candidate.target),
         "optimizer": _header(compared.reference, "optimizer"),
-        "candidate_optimizer": _header(compared.candidate, "optimizer"),
+        "candidate_optimizer": _header(compared.candidate, "optimizer"), **compared.alignment.unpaired,
     }  # fmt: skip
     pairs = compared.alignment.pairs
     ours, theirs = compared.reference, compared.candidate

@@ -48,8 +48,11 @@ def is_inside(name: str, part: str) -> bool:
 
 
 def _matters(examination: Examination, whole: Replays, site: Site, part: str, outputs: Iterable[Site]) -> bool:
-    """Whether the reference's part would show this drift at its outputs, if nothing in it made up for it; or could
-    not show it at all, as the softmax does not show a bias of all its keys. What it would only dilute is a drift."""
+    """Whether the reference's part would show this drift at its outputs, if nothing in it made up for it.
+
+    What it would only dilute is a drift, and so is what it hides, as a norm does; but for weights that have no effect
+    at all, as the bias of all keys has none on a softmax.
+    """
 
     def outside(other: Site) -> bool:
         return not is_inside(other.name, part) or (other.name == part and other.port.startswith("in."))
@@ -61,11 +64,12 @@ def _matters(examination: Examination, whole: Replays, site: Site, part: str, ou
     name = f"alone-{len(list(examination.folder.iterdir()))}"
     alone = examination.again(name, plan)
     effects = [
-        introduced(*both, FLOAT32, 0.0, alone.how).error
+        introduced(*both, FLOAT32, None, alone.how).error
         for other in outputs
         if (both := compared(whole.exact, alone.exact, other)) is not None
     ]
-    return any(effect > FLOAT32 for effect in effects) or all(effect <= NOTHING for effect in effects)
+    without_effect = site.phase == "weight" and all(effect <= NOTHING for effect in effects)
+    return any(effect > FLOAT32 for effect in effects) or without_effect
 
 
 def _around(site: Site, outputs: Mapping[str, Sequence[Site]]) -> list[str]:

@@ -45,9 +45,9 @@ class Replays:
         if found is None:
             return None
         expected, theirs = found
-        rounding, size = 0.0, 0.0
+        rounding, size = None, 0.0
         if (both := compared(*self.plain, site)) is not None and expected.dtype.kind not in "iub":
-            rounding = distance(measure(*both))
+            rounding = measure(*both)
         if site.phase == "weight_after":
             before = self.exact.array(site._replace(phase="weight"))
             size = distance(measure(before, expected))
@@ -72,6 +72,7 @@ class Examination:
     candidate: Side
     names: Names
     folder: Path
+    ours: Trace
     as_run: Replays
     precise: Replays | None
     precise_reference: Trace | None
@@ -95,10 +96,18 @@ class Examination:
             floor = self.floor(item, limits.local(item, producers))
             own = self.as_run.introduced_at(site, floor)
             if own is not None:
-                found[site] = replace(own, decided=precise is not None and self.is_decision(site, own))
+                decided = precise is not None and self.is_decision(site, own)
+                found[site] = replace(own, decided=decided, inherited=self.inherited(item))
             elif precise is not None:
                 found[site] = precise
         return found
+
+    def inherited(self, item: Measured) -> float | None:
+        """How far what the reference makes of the candidate's tensors is from what it made of its own."""
+        both = compared(self.ours, self.as_run.exact, item.pair.site)
+        if both is None or item.is_integer or item.pair.site.phase == "weight_after":
+            return None
+        return measure(*both, full=False).rel_l2
 
     def is_decision(self, site: Site, own: Introduced) -> bool:
         """Whether an error that is not there in float64 sits in few places: a decision was taken inside a module,
@@ -141,16 +150,16 @@ def replays(
     return Replays(theirs, exact, (exact, rounded), how, reference.train)
 
 
-def examine(reference: Side, candidate: Side, names: Names, theirs: Trace, folder: Path) -> Examination:
+def examine(reference: Side, candidate: Side, names: Names, ours: Trace, theirs: Trace, folder: Path) -> Examination:
     """Run everything that can be run."""
     as_run = replays(reference, dtype_of(candidate.model), theirs, folder, AS_RUN)
     notes: list[str] = []
-    precise, ours = None, None
+    precise, precise_ours = None, None
     try:
         found = names.renamed(record(candidate.as_precise(), folder / "candidate-f64"))
-        ours = record(reference.as_precise(), folder / "reference-f64")
+        precise_ours = record(reference.as_precise(), folder / "reference-f64")
         precise = replays(reference, torch.float32, found, folder, IN_FLOAT64)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         notes.append(f"the candidate could not be run in float64 ({first}); it was judged as it runs")
-    return Examination(reference, candidate, names, folder, as_run, precise, ours, tuple(notes))
+    return Examination(reference, candidate, names, folder, ours, as_run, precise, precise_ours, tuple(notes))

@@ -116,7 +116,7 @@ def _layouts(
         site = next(iter(outputs.get(name, ())), None)
         both = None if site is None else compared(now, candidate, site)
         channels = _channels(name, suspects, now)
-        if both is not None and introduced(*both, FLOAT32, 0.0, IN_FLOAT64).beyond_noise:
+        if both is not None and introduced(*both, FLOAT32, None, IN_FLOAT64).beyond_noise:
             layout = find_layout(*both, channels)
             if layout is not None:
                 found[name] = layout

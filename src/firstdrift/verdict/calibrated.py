@@ -33,6 +33,9 @@ LEAST = 0.5  # units of roundoff that noise is never below
 AGREE = 64.0  # runs that differ from the reference by as different amounts differ by more than rounding: a flip
 
 
+CALIBRATED = "as calibrated"
+
+
 def limits_for(items: Mapping[Site, Measured], graph: Graph) -> Limits:
     """Limits from the ladder, or from the calibration of the reference where it has one."""
     calibrated = any(KEY in item.pair.reference.details for item in items.values())
@@ -117,7 +120,7 @@ class CalibratedLimits(Limits):
         error, limit = judged.error or 0.0, judged.limit or 0.0
         if noise is None or (error <= limit) == (error <= self.plain.limit(item, producers, judged.inherited or 0.0)):
             return ""
-        return f", as calibrated: the reference's own runs differ by {noise:.1e}"
+        return f", {CALIBRATED}: the reference's own runs differ by {noise:.1e}"
 
     def allowed(self, item: Measured, noise: float) -> float:
         """How far a site may be off that is so noisy."""

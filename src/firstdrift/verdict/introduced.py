@@ -16,7 +16,8 @@ from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
 from .graph import Graph
 from .ladder import SHORT_LIMIT
-from .noise import GAIN_MARGIN
+from .limits import worst_part
+from .noise import GAIN_MARGIN, WORST_OF_MANY
 
 MASKED = 64  # elements, below which nothing is said of masks
 SIGMAS = 6.0  # by which what two random masks drop may differ
@@ -37,24 +38,34 @@ class Introduced:
     limit: float
     size: float
     how: str
+    worst: float = 0.0  # error of the worst row, column or block, and what noise explains of it
+    worst_limit: float = inf
     decided: bool = False  # by a near-tie inside the operation
+    inherited: float | None = None  # how far what was expected is from the reference's own tensor
 
     @property
     def beyond_noise(self) -> bool:
-        return not self.error <= self.limit
+        return not (self.error <= self.limit and self.worst <= self.worst_limit)
 
 
 def introduced(
-    expected: Array, found: Array, floor: float, rounding: float, how: str, size: float = 0.0, *, random: bool = False
+    expected: Array,
+    found: Array,
+    floor: float,
+    rounding: Measurement | None,
+    how: str,
+    size: float = 0.0,
+    *,
+    random: bool = False,
 ) -> Introduced:
     """Compare what a site holds with what it should hold.
 
-    `floor` is the relative error that is always allowed; `rounding` the error, by norm, that the reference itself
-    makes in the precision at hand on the same inputs: an operation that is ill-conditioned shows it there. Of a
-    `random` run, dropout may have taken another mask on either side.
+    `floor` is the relative error that is always allowed; `rounding` the error that the reference itself makes in the
+    precision at hand on the same inputs: an operation that is ill-conditioned shows it there. What `size` is given for
+    is judged as a whole. Of a `random` run, dropout may have taken another mask on either side.
     """
     numbers = measure(expected, found)
-    size = size or numbers.norm_reference
+    whole, size = size > 0, size or numbers.norm_reference
     if not numbers.nonfinite_agree:
         return Introduced(inf, floor, size, how)
     error = distance(numbers)
@@ -62,9 +73,13 @@ def introduced(
         return Introduced(0.0, floor, size, how)
     if random and _is_other_mask(expected, found):
         return Introduced(0.0, floor, size, how)
-    allowed = floor * size + GAIN_MARGIN * rounding
+    allowed = floor * size + (GAIN_MARGIN * distance(rounding) if rounding is not None else 0.0)
     scale = size or allowed or 1.0
-    return Introduced(error / scale, allowed / scale, scale, how)
+    limit = allowed / scale
+    if whole or not size:
+        return Introduced(error / scale, limit, scale, how)
+    uneven = GAIN_MARGIN * worst_part(rounding) if rounding is not None else 0.0
+    return Introduced(error / scale, limit, scale, how, worst_part(numbers), max(WORST_OF_MANY * limit, uneven))
 
 
 def distance(numbers: Measurement) -> float:
@@ -120,29 +135,48 @@ def _without_source(results: list[PairResult]) -> list[PairResult]:
 def _decided(
     result: PairResult, own: Introduced, graph: Graph, results: Mapping[Site, PairResult], drifted: Mapping[Site, str]
 ) -> PairResult:
-    result = replace(result, introduced=own.error)
     if own.decided:
         reason = "near-ties were decided the other way inside its operation; in float64 both decide alike"
-        return replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
-    if own.beyond_noise:
-        source = _cause_in_forward(result.site, graph, drifted)
-        if source is not None:
-            reason = f"follows from the drift of fwd {source.name or 'the model'}"
-            return replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
-        shown = "a non-finite value" if own.error == inf else f"an error of {own.error:.1e}"
-        reason = f"its own operation adds {shown} ({own.how}), where noise explains {own.limit:.1e}"
-        verdict = (
-            Verdict.PRECISION if result.verdict is Verdict.PRECISION or _is_shorter(result, own) else Verdict.DRIFT
-        )
-        return replace(result, verdict=verdict, reason=reason, introduced_by=graph.introducer(result.site))
-    if result.verdict in CLEAN or result.measurement is None:
-        return result
-    if result.verdict is Verdict.INHERITED or _is_behind_drift(result.site, graph, results):
+        result = replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
+    elif own.beyond_noise:
+        result = _drifting(result, own, graph, drifted)
+    elif result.verdict not in CLEAN and result.measurement is not None:
+        result = _explained(result, own, _is_behind_drift(result.site, graph, results))
+    inherited = result.inherited if own.inherited is None else own.inherited
+    return replace(result, introduced=own.error, inherited=inherited)
+
+
+def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mapping[Site, str]) -> PairResult:
+    """The verdict of a site whose own operation adds more than noise."""
+    if result.verdict is Verdict.PRECISION:
+        return result  # which says more: in which precision
+    if (source := _cause_in_forward(result.site, graph, drifted)) is not None:
+        reason = f"follows from the drift of fwd {source.name or 'the model'}"
+        return replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
+    shown, limit = f"an error of {own.error:.1e}", own.limit
+    if own.error == inf:
+        shown = "a non-finite value"
+    elif own.error <= own.limit:
+        shown, limit = f"an error of {own.worst:.1e} to its worst row, column or block", own.worst_limit
+    reason = f"its own operation adds {shown} ({own.how}), where noise explains {limit:.1e}"
+    verdict = Verdict.PRECISION if _is_shorter(result, own) else Verdict.DRIFT
+    return replace(result, verdict=verdict, reason=reason, introduced_by=graph.introducer(result.site))
+
+
+def _explained(result: PairResult, own: Introduced, behind_drift: bool) -> PairResult:
+    """The verdict of a site that differs, and whose own operation is right."""
+    if result.verdict is Verdict.DRIFT and own.worst_limit == inf and (result.error or 0.0) <= (result.limit or 0.0):
+        return result  # a part of it drifts, of which the replay of the whole says nothing
+    if result.verdict is Verdict.INHERITED or behind_drift:
         return replace(result, verdict=Verdict.INHERITED, reason="follows from its inputs", introduced_by=None)
     if (result.error or 0.0) <= max(own.limit, result.limit or 0.0):
         return replace(result, verdict=Verdict.NOISE, reason="within noise", introduced_by=None)
-    gain = (result.error or 0.0) / max(own.limit, 1e-300)
-    reason = f"{AMPLIFIED}: its own operation adds {own.error:.1e}; what goes in is amplified {gain:.1g} times"
+    reason = f"{AMPLIFIED}: its own operation adds {own.error:.1e}"
+    if result.inherited and own.inherited:
+        times = own.inherited / result.inherited
+        reason += (
+            f", and what goes in, off by {result.inherited:.1e}, is amplified {times:.2g} times (condition number)"
+        )
     return replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
 
 

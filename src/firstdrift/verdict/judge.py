@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,12 +24,17 @@ from .arbiter import Truth
 from .calibrated import limits_for
 from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, sign_changes, tied_choices
 from .graph import Graph
+from .layouts import other_layouts, same_numbers
 from .limits import worst_part
 from .noise import WORST_OF_MANY
 from .precision import NAMES, coarser_grid
 from .rungs import coarser_rung
 
+HEARINGS = 4  # of a run whose weights are stored in other ways
+SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
+NOTHING: Mapping[Site, str] = MappingProxyType({})
 REFERENCE_OFF = "it is the reference that is off"
+_OF_WEIGHTS = ("grad", "grad_scaled", "optim", "weight_after")
 _DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
 
 
@@ -40,11 +46,17 @@ def judge(
 
     `load` fetches both tensors of a pair again, to look for flips; `truths` are what a float64 run says of pairs.
     """
-    court = _Court(measured, graph, load, truths or {}, frozenset())
-    court.hear_all()
-    settled = court.settled_weights()
-    if settled:  # heard again, everything computed with these weights is judged with the candidate's own
-        court = _Court(measured, graph, load, truths or {}, settled)
+    court = _Court(measured, graph, load, truths or {})
+    for _ in range(HEARINGS):
+        court.hear_all()
+        settled = court.settled | court.settled_weights()
+        inside, whole = other_layouts(court.results, court.limits)
+        if settled == court.settled and not inside:
+            break
+        # Heard again, everything behind these is judged with the candidate's own weights and layouts.
+        inside, whole = {**court.inside, **inside}, {**court.whole, **whole}
+        court = _Court(measured, graph, load, truths or {}, settled, inside, whole)
+    else:
         court.hear_all()
     court.settle_edges()
     return [court.results[item.pair.site] for item in measured]
@@ -55,7 +67,7 @@ def watch(measured: Sequence[Measured], graph: Graph, judged: Sequence[PairResul
 
     Everything else is as it was measured and judged.
     """
-    bench = _Bench(measured, graph, lambda pair: (np.empty(0), np.empty(0)), {}, frozenset())
+    bench = _Bench(measured, graph, lambda pair: (np.empty(0), np.empty(0)), {})
     bench.hear_all()
     bench.results.update({result.site: result for result in judged})
     return bench.sees
@@ -64,7 +76,8 @@ def watch(measured: Sequence[Measured], graph: Graph, judged: Sequence[PairResul
 class _Court:
     def __init__(
         self, measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
-        truths: Mapping[Site, Truth], settled: frozenset[Site],
+        truths: Mapping[Site, Truth], settled: frozenset[Site] = frozenset(),
+        inside: Mapping[Site, str] = NOTHING, whole: Mapping[Site, str] = NOTHING,
     ) -> None:  # fmt: skip
         self.graph = graph
         self.load = load
@@ -76,6 +89,7 @@ class _Court:
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
+        self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
 
     def hear_all(self) -> None:
         for item in self.items.values():
@@ -89,7 +103,7 @@ class _Court:
         if item.problem is not None:
             return PairResult(pair, Verdict.NOT_COMPARABLE, item.problem)
         if measurement is None:
-            by = self.introducer(pair) if item.verdict is Verdict.DRIFT else None
+            by = self.graph.introducer(pair.site) if item.verdict is Verdict.DRIFT else None
             return PairResult(pair, item.verdict, item.reason, introduced_by=by)
         producers = self.evidence(pair.site)
         error = self.limits.error_of(item, producers)
@@ -99,6 +113,8 @@ class _Court:
         if measurement.bit_equal:
             return replace(judged, reason="bit-equal" if measurement.count else "no elements")
         dirty = [site for site in producers if self.results[site].verdict in _DIRTY]
+        if (layout := self.inside.get(pair.site) or self.whole.get(pair.site)) is not None:
+            return self.in_other_layout(judged, layout)
         if pair.site.phase in ("input", "weight") and not producers:
             return self.precondition(judged, item)
         if not measurement.nonfinite_agree:
@@ -170,7 +186,7 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=doubt)
         if not dirty and (precision := self.coarser_precision(judged)) is not None:
             reason = f"{precision}, though declared {judged.pair.candidate[0].dtype}"
-            by = self.introducer(judged.pair)
+            by = self.graph.introducer(judged.site)
             return replace(judged, verdict=Verdict.PRECISION, reason=reason, introduced_by=by)
         whole = judged.error > judged.limit
         shown, where = (judged.error, "") if whole else (worst, " in its worst row, column or block")
@@ -194,6 +210,16 @@ class _Court:
         self.suspects.add(judged.site)
         reason = f"the weights differ by {error:.1e}"
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the loading of weights", limit=unit)
+
+    def in_other_layout(self, judged: PairResult, layout: str) -> PairResult:
+        """A part that agrees as a whole vouches for what is inside it, but not for the gradients of its weights: these
+        must be the same numbers, in whatever order."""
+        if judged.site.phase in _OF_WEIGHTS and not same_numbers(
+            *self.load(judged.pair), SORTED * (judged.limit or 0.0)
+        ):
+            reason = "its weight is stored in another layout; say which in a map to compare it"
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
+        return replace(judged, verdict=Verdict.NOISE, reason=layout)
 
     def flip(self, judged: PairResult) -> str | None:
         """Whether a gradient differs only where the forward pass took a decision between near-ties."""
@@ -263,7 +289,7 @@ class _Court:
         if dirty or inside is not None:
             source = self.describe(inside or dirty[0])
             return replace(judged, verdict=Verdict.INHERITED, reason=f"{reason}; it comes from {source}")
-        return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=self.introducer(judged.pair))
+        return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=self.graph.introducer(judged.site))
 
     def integers(self, judged: PairResult, dirty: Sequence[Site], producers: Sequence[Site]) -> PairResult:
         """Integers are equal or not; a choice between near-ties is only possible where the inputs differ at all."""
@@ -316,7 +342,7 @@ class _Court:
 
     def error(self, site: Site) -> float:
         """The error of a site that was judged already; a layout of its own is none."""
-        return 0.0 if site in self.settled else self.results[site].error or 0.0
+        return 0.0 if site in self.settled or site in self.inside else self.results[site].error or 0.0
 
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""
@@ -324,20 +350,6 @@ class _Court:
             if (other.phase, other.step) == (site.phase, site.step) and _is_inside(other.name, site.name):
                 return other
         return None
-
-    def introducer(self, pair: Pair) -> str:
-        """The operation that made this tensor."""
-        site = pair.site
-        if site.phase == "agrad":
-            consumer = self.graph.consumer(site)
-            return f"{consumer}'s backward" if consumer else "the backward of what reads it"
-        if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
-            return site.name.rpartition(".")[0] or "the model itself"
-        return {
-            "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name}'s backward",
-            "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
-            "weight_after": "the optimizer",
-        }.get(site.phase, site.name or "the model itself")  # fmt: skip
 
     def describe(self, site: Site) -> str:
         return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")

@@ -1,0 +1,110 @@
+"""Parts of a model that agree as a whole although something inside them differs: a permuted basis, a folded norm,
+scales moved from one layer to the next. Something in the part makes up for the difference, so that it is a layout
+and no drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+
+import numpy as np
+
+from ..compare.result import CLEAN, PairResult, Verdict
+from ..dtypes import roundoff
+from ..sites import Site
+from ..traces import Array
+from .limits import Limits
+from .noise import GAIN_MARGIN
+
+LAYOUT = "stored or computed in another layout"
+MADE_UP_FOR = 1000.0  # how many times larger a difference inside must be than what is left of it outside
+
+Results = Mapping[Site, PairResult]
+
+
+def other_layouts(results: Results, limits: Limits) -> tuple[dict[Site, str], dict[Site, str]]:
+    """The sites inside parts that agree as a whole, and the outputs of these parts, each with the reason in words."""
+    outputs: dict[str, list[PairResult]] = {}
+    for result in results.values():
+        if result.site.phase == "fwd" and result.site.port.startswith("out"):
+            outputs.setdefault(result.site.name, []).append(result)
+    parts: list[str] = []
+    drifts = [r for r in results.values() if r.verdict is Verdict.DRIFT and r.site.phase in ("fwd", "weight")]
+    weights = [result.site for result in drifts if result.site.phase == "weight"]
+    for result in drifts:
+        if not any(_holds(part, result.site) for part in parts):
+            # With equal weights it is the operation that differs, even where a norm or a pool behind it hides that.
+            around = (n for n in _around(result.site) if n in outputs and any(_holds(n, weight) for weight in weights))
+            parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits)][:1]
+    inside = {site: _reason(part) for site in results for part in parts if _holds(part, site)}
+    whole = {result.site: _reason(part) for part in parts for result in outputs[part]}
+    return inside | _likewise(results, drifts, inside), whole
+
+
+def _likewise(results: Results, drifts: Sequence[PairResult], inside: Mapping[Site, str]) -> dict[Site, str]:
+    """Weights that differ at the same place of other layers as some that are known to be a layout: where something
+    else is wrong around them, they cannot be told from it by what comes out."""
+    known = {_place(site) for site in inside if site.phase == "weight" and results[site].verdict is Verdict.DRIFT}
+    alike = {r.site.name for r in drifts if r.site.phase == "weight" and _place(r.site) in known}
+    return {
+        site: f"{LAYOUT}, as in other layers"
+        for site in results
+        if site not in inside and site.name in alike and not site.port.startswith("in.")
+    }
+
+
+def _place(site: Site) -> tuple[str, ...]:
+    return (*("*" if part.isdecimal() else part for part in site.name.split(".")), site.port)
+
+
+def same_numbers(ours: Array, theirs: Array, limit: float) -> bool:
+    """Whether two tensors hold the same numbers, up to noise, in whatever order."""
+    if ours.size != theirs.size or ours.size == 0:
+        return False
+    a, b = (np.sort(np.asarray(one, np.float64).reshape(-1)) for one in (ours, theirs))
+    return bool(np.linalg.norm(a - b) <= limit * np.linalg.norm(a))
+
+
+def _reason(part: str) -> str:
+    return f"{LAYOUT}; {part or 'the model'} as a whole agrees"
+
+
+def _makes_up(
+    part: str, outputs: Iterable[PairResult], drift: PairResult, results: Results, limits: Limits
+) -> bool:  # fmt: skip
+    """Whether a part's outputs agree, and would not if nothing made up for the drift."""
+    fed = [
+        r for r in results.values() if r.site.name == part and r.site.phase == "fwd" and r.site.port.startswith("in.")
+    ]
+    if any(result.verdict not in CLEAN for result in fed):
+        return False
+    steps = sum(1 for s in results if s.phase == "fwd" and s.port.startswith("out") and _holds(part, s))
+    entered = max((result.error or 0.0 for result in fed), default=0.0)
+    for result in outputs:
+        measurement = result.measurement
+        if measurement is None or not measurement.nonfinite_agree or result.error is None or not measurement.compared:
+            return False
+        item = limits.items[result.site]
+        noise = limits.local(item, []) * sqrt(max(1, steps))
+        unit = roundoff(result.pair.reference.dtype, result.pair.candidate[0].dtype)
+        left = max(result.error, unit)
+        if result.error > noise + GAIN_MARGIN * entered or not (drift.error or 0.0) >= MADE_UP_FOR * left:
+            return False
+    return True
+
+
+def _around(site: Site) -> list[str]:
+    """The modules around a site, from the inside out."""
+    parts = site.name.split(".") if site.name else []
+    names = [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
+    return [name for name in names if _holds(name, site)]
+
+
+def _holds(part: str, site: Site) -> bool:
+    """Whether a site lies between the inputs and the outputs of a part."""
+    if site.phase in ("input", "loss", "lossgrad"):
+        return False
+    inside = not part or site.name.startswith(f"{part}.")
+    if site.phase in ("fwd", "agrad"):
+        return inside and site.name != part
+    return inside or site.name == part
