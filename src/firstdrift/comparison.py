@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .compare.mapping import Mapping
 
 Source = str | PathLike[str] | Trace
+REPLAYED = 1 << 22  # elements of the largest tensor that is computed once more: several are held in float64
 USUAL = 0.1  # of what noise can be at most, it usually is
 
 
@@ -102,7 +103,8 @@ def diff(
     if rule == "jump":
         judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
     compared = Compared(ours, theirs, alignment, graph)
-    shadow = Shadow(ours, theirs, alignment.pairs) if rule == "noise" and truths is None else None
+    small = [pair for pair in alignment.pairs if pair.count <= REPLAYED]
+    shadow = Shadow(ours, theirs, small) if rule == "noise" and truths is None else None
     if shadow is not None:
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
         judged = settle(judged, _introduced(shadow, judged), graph, layouts)
@@ -117,12 +119,19 @@ def _introduced(shadow: Shadow, judged: Sequence[PairResult]) -> dict[Site, Intr
     comes from where it first appeared, and of gradients behind decisions that rest on more digits than were recorded.
     """
     said = {}
-    asked = [result.site for result in judged if not _is_decided(result)]
+    asked = [result.site for result in judged if not _is_decided(result) and _is_worth_it(result)]
     for site, found in shadow.replay(asked).items():
         error = found.introduced if found.own is None else found.own
         if not site.port.startswith("in.") and found.noise < 1.0 and isfinite(error) and found.operation != "identity":
             said[site] = Introduced(error, found.noise, 1.0, "replayed in float64", inherited=found.inherited)
     return said
+
+
+def _is_worth_it(result: PairResult) -> bool:
+    """What says neither its operation nor what it was computed from takes many guesses, made only where in doubt."""
+    record = result.pair.reference
+    told = record.op is not None or record.producers is not None or result.site.phase != "fwd"
+    return told or result.verdict in (Verdict.DRIFT, Verdict.INCONCLUSIVE)
 
 
 def _is_decided(result: PairResult) -> bool:

@@ -13,8 +13,7 @@ from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Resu
 from .sites import BACKWARD_PHASES, Site
 from .traces import Trace
 from .verdict.graph import Graph
-from .verdict.introduced import AMPLIFIED
-from .verdict.judge import REFERENCE_OFF
+from .verdict.introduced import AMPLIFIED, REFERENCE_OFF
 from .verdict.layouts import LAYOUT
 
 Explain = Callable[[PairResult], Cause | None]

@@ -518,3 +518,61 @@ def test_attention_that_looks_whether_its_arguments_are_one_tensor_is_replayed()
         reference=reference, candidate=candidate, inputs=(torch.randn(2, 5, 16),), loss_fn=lambda y: y.square().mean()
     )
     assert where(result) == ("weight", "layers.1.linear1", "bias")
+
+
+class Coarse(nn.Module):
+    """A norm that may compute in a shorter format than its input's."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.dtype = dtype
+
+    def forward(self, x):
+        h = x if self.dtype is None else x.to(self.dtype)
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight.to(h.dtype)
+        return h.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_reference_that_computes_more_coarsely_is_the_side_that_is_off(dtype):
+    torch.manual_seed(0)
+    coarse = nn.Sequential(nn.Linear(16, 16), Coarse(dtype), nn.Linear(16, 4))
+    fine = nn.Sequential(nn.Linear(16, 16), Coarse(), nn.Linear(16, 4))
+    x = torch.randn(6, 16)
+    result = fd.check(reference=coarse, candidate=fine, inputs=(x,), load="reference")
+    assert (result.exit_code, result.cause.label) == (0, "reference-suspect"), result.sentence
+    result = fd.check(reference=fine, candidate=coarse, inputs=(x,), load="reference")
+    assert (result.exit_code, result.first_drift.name, result.first_drift.cause.label) == (1, "1", "dtype-rounding")
+
+
+def test_a_pool_that_sends_gradients_elsewhere_is_no_matter_of_dropout():
+    class Pool(nn.Module):
+        def __init__(self, *, wrong):
+            super().__init__()
+            self.conv = nn.Conv1d(3, 8, 3, padding=1)
+            self.wrong = wrong
+
+        def forward(self, x):
+            h = self.conv(x).unflatten(-1, (-1, 2))
+            return _Elsewhere.apply(h) if self.wrong else h.amax(-1)
+
+    torch.manual_seed(0)
+    reference, candidate = Pool(wrong=False), Pool(wrong=True)
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(torch.randn(4, 3, 32),), load="reference", train=True,
+        loss_fn=lambda y: y.square().sum(),
+    )  # fmt: skip
+    assert where(result) == ("agrad", "conv", "out")
+
+
+class _Elsewhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.amax(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient[..., None] * (x == x.amin(-1, keepdim=True))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
 
@@ -16,7 +17,7 @@ from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.flips import in_few_places
 from ..verdict.graph import Graph
-from ..verdict.introduced import Introduced, distance, introduced
+from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
 from ..verdict.ladder import LONG_LIMIT
 from ..verdict.limits import Limits
 from .forcing import Plan, replay
@@ -37,7 +38,6 @@ class Replays:
     exact: Trace
     plain: tuple[Trace, Trace]
     how: str
-    random: bool
 
     def introduced_at(self, site: Site, floor: float) -> Introduced | None:
         """What the operation of a site added; None where that cannot be said."""
@@ -51,7 +51,7 @@ class Replays:
         if site.phase == "weight_after":
             before = self.exact.array(site._replace(phase="weight"))
             size = distance(measure(before, expected))
-        return introduced(expected, theirs, floor, rounding, self.how, size, random=self.random)
+        return introduced(expected, theirs, floor, rounding, self.how, size)
 
 
 def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] | None:
@@ -100,7 +100,39 @@ class Examination:
                 found[site] = replace(own, decided=decided, inherited=self.inherited(item))
             elif precise is not None:
                 found[site] = precise
+        for site in self.reference_off([site for site, own in found.items() if own.how == IN_FLOAT64]):
+            found[site] = replace(found[site], reference_off=True)
+        return self.with_other_masks(found) if self.reference.train else found
+
+    def with_other_masks(self, found: dict[Site, Introduced]) -> dict[Site, Introduced]:
+        """Where dropout took another mask on one side, only which elements are dropped may differ; gradients are
+        given that much only where a forward pass was."""
+        masked = False
+        for site, own in found.items():
+            replays = self.precise if self.precise is not None and own.how == self.precise.how else self.as_run
+            both = compared(replays.exact, replays.candidate, site) if own.beyond_noise else None
+            if both is not None and (masked or site.phase == "fwd") and is_other_mask(*both):
+                found[site] = replace(own, error=0.0, worst=0.0)
+                masked = True
         return found
+
+    def reference_off(self, sites: Sequence[Site]) -> list[Site]:
+        """Where the candidate is what the reference's code means, and only the reference's own casts to shorter
+        formats make a difference."""
+        suspects = [] if self.precise is None else [s for s in sites if self._beyond_noise(self.precise, s)]
+        if self.precise is None or not suspects:
+            return []
+        place = Path(mkdtemp(prefix="truth-", dir=self.folder)) / "truth"
+        try:
+            truth = replay(self.reference.as_exact(), self.precise.candidate, place)
+        except (RuntimeError, TypeError, NotImplementedError):
+            return []  # code that insists on a shorter format cannot say what it means without
+        against = replace(self.precise, exact=truth, plain=(truth, truth))
+        return [site for site in suspects if site in truth and not self._beyond_noise(against, site)]
+
+    def _beyond_noise(self, replays: Replays, site: Site) -> bool:
+        own = replays.introduced_at(site, FLOAT32)
+        return own is None or own.beyond_noise
 
     def inherited(self, item: Measured) -> float | None:
         """How far what the reference makes of the candidate's tensors is from what it made of its own."""
@@ -147,7 +179,7 @@ def replays(
     """What the reference makes of a trace of the candidate, exactly and in a dtype."""
     exact = replay(reference.as_precise(), theirs, folder / f"exact {how}", plan)
     rounded = replay(reference.as_dtype(dtype), theirs, folder / f"rounded {how}", plan)
-    return Replays(theirs, exact, (exact, rounded), how, reference.train)
+    return Replays(theirs, exact, (exact, rounded), how)
 
 
 def examine(reference: Side, candidate: Side, names: Names, ours: Trace, theirs: Trace, folder: Path) -> Examination:

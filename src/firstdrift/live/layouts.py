@@ -114,7 +114,9 @@ def _layouts(
     found = {}
     for name in dict.fromkeys(site.name for site in suspects):
         site = next(iter(outputs.get(name, ())), None)
-        both = None if site is None else compared(now, candidate, site)
+        if site is None or any(_is_same(candidate, site, end) for end in outputs.get("", ())):
+            continue  # behind the model's own output nothing is left that could undo a layout
+        both = compared(now, candidate, site)
         channels = _channels(name, suspects, now)
         if both is not None and introduced(*both, FLOAT32, None, IN_FLOAT64).beyond_noise:
             layout = find_layout(*both, channels)

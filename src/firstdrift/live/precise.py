@@ -41,7 +41,13 @@ def _converted(item: Any, dtype: torch.dtype) -> Any:
 class Lifting(TorchDispatchMode):
     """Inside, whatever is cast to float32, or made as float32, is float64: a norm that computes in float32 'to be
     precise' would otherwise be the least precise part of a float64 run. Casts to shorter formats stay: they are what
-    a check looks for."""
+    a check looks for. With `shorter` they go too, and what is left is what the code means."""
+
+    def __init__(self, shorter: bool = False) -> None:
+        super().__init__()
+        self._lifted = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        if shorter:
+            self._lifted |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
 
     def __enter__(self) -> Any:
         self._before = torch.get_default_dtype()
@@ -54,7 +60,7 @@ class Lifting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation, with float32 replaced by float64 where it is asked for."""
-        lifted = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        lifted = self._lifted
         kwargs = {key: lifted.get(item, item) if key == "dtype" else item for key, item in (kwargs or {}).items()}
         args = tuple(lifted.get(item, item) if isinstance(item, torch.dtype) else item for item in args)
         return func(*args, **kwargs)

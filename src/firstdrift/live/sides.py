@@ -35,6 +35,7 @@ class Side:
     steps: int = 1
     seed: int | None = None
     precise: bool = False
+    exact: bool = False  # and without casts to shorter formats
 
     def copied(self) -> nn.Module:
         """The model once more, in the mode that was asked for."""
@@ -54,6 +55,10 @@ class Side:
         """The same side in float64."""
         return self.as_dtype(torch.float64)
 
+    def as_exact(self) -> Side:
+        """The same side in float64, without its own casts to shorter formats: what its code means."""
+        return replace(self.as_precise(), exact=True)
+
     def made_optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """An optimizer for a copy of the model, where there are gradients for it."""
         return None if self.optimizer is None or self.loss_fn is None else self.optimizer(model)
@@ -72,7 +77,7 @@ class Side:
     @contextmanager
     def environment(self) -> Iterator[None]:
         """What has to hold while a side runs: gradients only where they are used, casts lifted where precise."""
-        lifting = Lifting() if self.precise else nullcontext()
+        lifting = Lifting(shorter=self.exact) if self.precise else nullcontext()
         with lifting, torch.set_grad_enabled(self.loss_fn is not None):
             yield
 

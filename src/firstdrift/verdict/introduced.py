@@ -22,6 +22,7 @@ from .noise import GAIN_MARGIN, WORST_OF_MANY
 MASKED = 64  # elements, below which nothing is said of masks
 SIGMAS = 6.0  # by which what two random masks drop may differ
 AMPLIFIED = "amplified noise"
+REFERENCE_OFF = "it is the reference that is off"
 _DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
 _LATE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
 
@@ -42,6 +43,7 @@ class Introduced:
     worst_limit: float = inf
     decided: bool = False  # by a near-tie inside the operation
     inherited: float | None = None  # how far what was expected is from the reference's own tensor
+    reference_off: bool = False  # the candidate is what the reference would be without casts to shorter formats
 
     @property
     def beyond_noise(self) -> bool:
@@ -55,14 +57,12 @@ def introduced(
     rounding: Measurement | None,
     how: str,
     size: float = 0.0,
-    *,
-    random: bool = False,
 ) -> Introduced:
     """Compare what a site holds with what it should hold.
 
     `floor` is the relative error that is always allowed; `rounding` the error that the reference itself makes in the
     precision at hand on the same inputs: an operation that is ill-conditioned shows it there. What `size` is given for
-    is judged as a whole. Of a `random` run, dropout may have taken another mask on either side.
+    is judged as a whole.
     """
     numbers = measure(expected, found)
     whole, size = size > 0, size or numbers.norm_reference
@@ -70,8 +70,6 @@ def introduced(
         return Introduced(inf, floor, size, how)
     error = distance(numbers)
     if error == 0:
-        return Introduced(0.0, floor, size, how)
-    if random and _is_other_mask(expected, found):
         return Introduced(0.0, floor, size, how)
     allowed = floor * size + (GAIN_MARGIN * distance(rounding) if rounding is not None else 0.0)
     scale = size or allowed or 1.0
@@ -87,7 +85,7 @@ def distance(numbers: Measurement) -> float:
     return (numbers.rms or 0.0) * sqrt(numbers.compared)
 
 
-def _is_other_mask(expected: Array, found: Array) -> bool:
+def is_other_mask(expected: Array, found: Array) -> bool:
     """Whether two tensors differ only in which elements dropout has set to zero, about as many on each side."""
     if expected.dtype.kind != "f" or expected.size < MASKED:
         return False
@@ -135,7 +133,10 @@ def _without_source(results: list[PairResult]) -> list[PairResult]:
 def _decided(
     result: PairResult, own: Introduced, graph: Graph, results: Mapping[Site, PairResult], drifted: Mapping[Site, str]
 ) -> PairResult:
-    if own.decided:
+    if own.reference_off:
+        reason = f"{REFERENCE_OFF}: it computes in a shorter format; without its casts it agrees with the candidate"
+        result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
+    elif own.decided:
         reason = "near-ties were decided the other way inside its operation; in float64 both decide alike"
         result = replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
     elif own.beyond_noise:

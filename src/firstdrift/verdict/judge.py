@@ -24,6 +24,7 @@ from .arbiter import Truth
 from .calibrated import limits_for
 from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, sign_changes, tied_choices
 from .graph import Graph
+from .introduced import REFERENCE_OFF
 from .layouts import other_layouts, same_numbers
 from .limits import worst_part
 from .noise import WORST_OF_MANY
@@ -33,7 +34,6 @@ from .rungs import coarser_rung
 HEARINGS = 4  # of a run whose weights are stored in other ways
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
-REFERENCE_OFF = "it is the reference that is off"
 _OF_WEIGHTS = ("grad", "grad_scaled", "optim", "weight_after")
 _DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
 
