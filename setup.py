@@ -1,4 +1,4 @@
-"""The native kernel; everything else about the project is in pyproject.toml."""
+"""The native kernels; everything else about the project is in pyproject.toml."""
 
 import os
 
@@ -17,7 +17,14 @@ setup(
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "firstdrift._kernels.checksum",
+            sources=["src/firstdrift/_kernels/checksum.c"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-BENCHES = ("store", "c_header", "kernels", "diff", "capture", "demo")
+BENCHES = ("store", "c_header", "kernels", "diff", "capture", "demo", "explain", "sweep", "weights", "weights_loading")
 
 
 def main() -> int:

@@ -63,6 +63,11 @@ def cli_page() -> str:
         assert command is not None
         context = click.Context(command, parent=root, info_name=name)
         parts += [f"## {name}\n", _help(f"firstdrift {name}", command.get_help(context))]
+        for inner in command.list_commands(context) if isinstance(command, click.Group) else ():
+            part = command.get_command(context, inner)
+            assert part is not None
+            said = part.get_help(click.Context(part, parent=context, info_name=inner))
+            parts += [f"### {name} {inner}\n", _help(f"firstdrift {name} {inner}", said)]
     return "\n".join(parts)
 
 

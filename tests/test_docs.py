@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -457,6 +458,8 @@ def test_no_page_holds_a_path_of_one_machine(page: Path) -> None:
 def _options() -> set[str]:
     context = cli.make_context("firstdrift", [], resilient_parsing=True)
     commands = [cli, *(cli.get_command(context, name) for name in COMMANDS)]
+    groups = [command for command in commands[1:] if isinstance(command, click.Group)]
+    commands += [group.get_command(context, name) for group in groups for name in group.list_commands(context)]
     return {
         option
         for command in commands

@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from .errors import TraceExistsError as TraceExistsError
     from .errors import TraceInUseError as TraceInUseError
     from .errors import VersionError as VersionError
+    from .errors import WeightsError as WeightsError
+    from .loading.architecture import Architecture as Architecture
+    from .loading.architecture import read_architecture as read_architecture
+    from .loading.init_tensors import load_init_tensors as load_init_tensors
+    from .loading.populating import load_weights as load_weights
+    from .loading.populating import populate_from_init as populate_from_init
+    from .loading.proof import Arrival as Arrival
+    from .loading.proof import Loaded as Loaded
     from .opening import open_trace as open_trace
     from .records import Record as Record
     from .sensitivity import Power as Power
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from .sites import Site as Site
     from .stages import SavePlan as SavePlan
     from .store.writer import Writer as Writer
+    from .sweeping.sweeps import sweep as sweep
     from .taps import tap as tap
     from .traces import Trace as Trace
     from .tracing import estimate as estimate
@@ -56,12 +65,15 @@ if TYPE_CHECKING:
     from .tracing import traced_grads as traced_grads
 
 _HOME = {
+    "Architecture": "loading.architecture",
+    "Arrival": "loading.proof",
     "Calibration": "capture.calibration",
     "CaptureError": "errors",
     "CaptureWarning": "errors",
     "Estimate": "capture.estimate",
     "FirstdriftError": "errors",
     "FormatError": "errors",
+    "Loaded": "loading.proof",
     "NotATraceError": "errors",
     "NotFoundError": "errors",
     "Power": "sensitivity",
@@ -78,6 +90,7 @@ _HOME = {
     "TraceInUseError": "errors",
     "Verdict": "compare.result",
     "VersionError": "errors",
+    "WeightsError": "errors",
     "Writer": "store.writer",
     "assert_same": "comparison",
     "calibrate": "calibration",
@@ -85,11 +98,16 @@ _HOME = {
     "compare_pairs": "comparison",
     "diff": "comparison",
     "estimate": "tracing",
+    "load_init_tensors": "loading.init_tensors",
+    "load_weights": "loading.populating",
     "maybe_save": "aprt",
     "open_trace": "opening",
     "output_path": "aprt",
+    "populate_from_init": "loading.populating",
     "power": "sensitivity",
+    "read_architecture": "loading.architecture",
     "read_stage_file": "aprt",
+    "sweep": "sweeping.sweeps",
     "tap": "taps",
     "trace": "tracing",
     "trace_grads": "tracing",

@@ -8,6 +8,7 @@
     │   └── StageError                       a stage name, list or range that cannot be understood
     ├── SelectionError    (LookupError)      a name or pattern that matches nothing
     ├── CaptureError      (RuntimeError)     a running model cannot be recorded as asked
+    ├── WeightsError      (ValueError)       weights that do not fit the model they are meant for
     ├── TraceExistsError  (FileExistsError)  something is there already and overwriting was not asked for
     ├── TraceInUseError   (OSError)          another writer holds the trace
     └── StorageError      (OSError)          the disk, the permissions or the file system said no
@@ -54,6 +55,18 @@ class SelectionError(FirstdriftError, LookupError):
 
 class CaptureError(FirstdriftError, RuntimeError):
     """A running model cannot be recorded as asked."""
+
+
+class WeightsError(FirstdriftError, ValueError):
+    """Weights that do not fit the model they are meant for.
+
+    `problems` has a line for each of them, and `suggested_map` is a map that may be meant, as YAML, or None.
+    """
+
+    def __init__(self, message: str, problems: tuple[str, ...] = (), suggested_map: str | None = None) -> None:
+        super().__init__(message)
+        self.problems = problems
+        self.suggested_map = suggested_map
 
 
 class CaptureWarning(UserWarning):

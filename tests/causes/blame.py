@@ -45,9 +45,9 @@ def cause(expected, found, noise=FLOAT32, site=SITE, table=TABLE, **known):
 class Run:
     """Surroundings made of two dictionaries by site, in causal order."""
 
-    def __init__(self, reference, candidate=None, ops=None, facts=None):
+    def __init__(self, reference, candidate=None, ops=None, facts=None, producers=None):
         self._reference, self._candidate = reference, {**reference, **(candidate or {})}
-        self._ops, self.facts = ops or {}, facts or {}
+        self._ops, self.facts, self._producers = ops or {}, facts or {}, producers or {}
 
     def sites(self, phase):
         return [site for site in self._reference if site.phase == phase]
@@ -60,3 +60,6 @@ class Run:
 
     def op(self, site):
         return self._ops.get(site.name, "")
+
+    def producers(self, site):
+        return self._producers.get(site, ())

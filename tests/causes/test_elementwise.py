@@ -140,3 +140,18 @@ def test_what_explains_as_well_and_is_more_specific_wins_over_a_factor():
 
     said = cause(X, X * 2, table=[scale, specific])
     assert (said.label, said.runner_up) == ("attention-scale", "scale")
+
+
+def test_two_times_that_are_both_one_too_low_are_offset():
+    times = np.array([17.0, 403.0])
+    said = cause(times, lambda _: times - 1)
+    assert (said.label, said.parameters["offset"]) == ("offset", -1.0)
+    assert cause(times, lambda _: times - [1, 2]).label != "offset"
+
+
+def test_one_filter_of_a_convolution_that_is_scaled_is_named():
+    weight = numbers(12, 6, 3, 3, seed=4)
+    found = weight.copy()
+    found[7] *= 1.5
+    said = cause(weight, found, 6e-8, SITE._replace(phase="weight", port="weight"))
+    assert (said.label, said.parameters["axis"], said.parameters["channels"]) == ("channel-scale", 0, [7])

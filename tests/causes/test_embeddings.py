@@ -63,9 +63,13 @@ def test_positions_that_ignore_padding() -> None:
 
 def test_positions_added_between_modules() -> None:
     site = Site(0, "weight", "", "pos_embed")
+
+    def table(one: Site) -> np.ndarray:
+        return array(PLACES.weight)[None]
+
     around = SimpleNamespace(
-        facts={}, sites=lambda phase: [site], reference=lambda one: array(PLACES.weight)[None], candidate=None, op=None
-    )
+        facts={}, sites=lambda phase: [site], reference=table, candidate=table, op=lambda one: ""
+    )  # fmt: skip
     words = WORDS(IDS)
     evidence = drift(
         words + PLACES(ORDER), words + PLACES(ORDER + 1), {"embed": words}, port="in.0", around=around
@@ -94,7 +98,7 @@ TABLES = {
     "base": (table(RANGE), table(RANGE, base=1e3), "frequency-table", "base"),
     "exponent": (table(RANGE), table(RANGE, step=1 / 7), "frequency-table", "exponent"),
     "half the exponent": (table(RANGE), table(RANGE, step=1 / 16), "frequency-table", "exponent"),
-    "cosine first": (table(RANGE), np.roll(table(RANGE), 8, 1), "frequency-table", "exchanged"),
+    "cosine first": (table(RANGE), np.roll(table(RANGE), 8, 1), "swapped-halves", "exchanged"),
     "from one": (table(RANGE), table(range(1, 13)), "position-shift", "1 too high"),
 }
 

@@ -163,3 +163,74 @@ def test_recurrence(kind: type[nn.RNNBase], seed: int, biased: bool) -> None:
         ours, state = (formulas.gru if kind is nn.GRU else formulas.rnn)(x.numpy(), cell, h0[0].numpy())
     assert_alike(ours, theirs)
     assert_alike(state[0], last[0])
+
+
+def gradients_of(operation, *leaves: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """A random gradient of what an operation makes, and the gradients that torch makes of it."""
+    made = operation(*(leaf.requires_grad_() for leaf in leaves))
+    gradient = random(99, *made.shape)
+    return gradient.numpy(), list(torch.autograd.grad(made, leaves, gradient))
+
+
+def plain(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+@pytest.mark.parametrize("name", [name for name in formulas.SLOPES if name in TORCH_ACTIVATIONS])
+def test_the_slope_of_an_activation(name: str) -> None:
+    x = random(1, 200) * 4
+    gradient, (theirs,) = gradients_of(TORCH_ACTIVATIONS[name], x)
+    ours = gradient * formulas.SLOPES[name](plain(x))
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-7, atol=1e-9)  # torch has some constants in float32
+
+
+@given(seeds, st.integers(0, 2), st.booleans())
+def test_the_backward_of_a_softmax(seed: int, axis: int, log: bool) -> None:
+    x, function = random(seed, 3, 4, 5), functional.log_softmax if log else functional.softmax
+    gradient, (theirs,) = gradients_of(lambda one: function(one, axis), x)
+    assert_alike(formulas.softmax_backward(formulas.softmax(plain(x), axis), gradient, axis, log), theirs)
+
+
+@given(seeds, st.integers(1, 2), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2), st.sampled_from([1, 2]))
+def test_the_gradients_of_a_convolution(
+    seed: int, space: int, stride: int, padding: int, dilation: int, groups: int
+) -> None:
+    x, weight = random(seed, 2, 4, *[7] * space), random(seed + 1, 6, 4 // groups, *[3] * space)
+    conv = functional.conv1d if space == 1 else functional.conv2d
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return conv(x, weight, None, stride, padding, dilation, groups)
+
+    gradient, (of_x, of_weight) = gradients_of(run, x, weight)
+    said = [stride] * space, [padding] * space, [dilation] * space, groups
+    assert_alike(formulas.conv_input_gradient(gradient, plain(weight), x.shape, *said), of_x)
+    assert_alike(formulas.conv_weight_gradient(plain(x), gradient, weight.shape, *said), of_weight)
+
+
+@given(seeds, st.integers(1, 2), st.integers(2, 3), st.integers(1, 3), st.integers(0, 1), st.booleans())
+def test_the_gradients_of_pools(seed: int, space: int, kernel: int, stride: int, padding: int, counted: bool) -> None:
+    x = random(seed, 2, 3, *[8] * space)
+    largest = functional.max_pool1d if space == 1 else functional.max_pool2d
+    mean = functional.avg_pool1d if space == 1 else functional.avg_pool2d
+    said = [kernel] * space, [stride] * space, [padding] * space
+    gradient, (theirs,) = gradients_of(lambda one: largest(one, kernel, stride, padding), x)
+    assert_alike(formulas.max_pool_gradient(plain(x), gradient, *said), theirs)
+    gradient, (theirs,) = gradients_of(lambda one: mean(one, kernel, stride, padding, count_include_pad=counted), x)
+    assert_alike(formulas.avg_pool_gradient(x.shape, gradient, *said, counted), theirs)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_gradient_of_an_adaptive_pool(largest: bool) -> None:
+    x = random(5, 2, 3, 7, 5)
+    pool = functional.adaptive_max_pool2d if largest else functional.adaptive_avg_pool2d
+    gradient, (theirs,) = gradients_of(lambda one: pool(one, (3, 2)), x)
+    assert_alike(formulas.bins_gradient(plain(x), gradient, (3, 2), largest), theirs)
+
+
+def test_of_tied_elements_the_first_the_last_or_all_get_the_gradient() -> None:
+    x, gradient = np.zeros((1, 1, 4)), np.ones((1, 1, 1))
+    found = {
+        ties: formulas.max_pool_gradient(x, gradient, (4,), (4,), (0,), ties=ties).ravel().tolist()
+        for ties in ("first", "last", "all")
+    }
+    assert found == {"first": [1, 0, 0, 0], "last": [0, 0, 0, 1], "all": [1, 1, 1, 1]}

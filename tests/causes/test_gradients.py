@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from firstdrift.capture.torch.names import attrs_of
 from firstdrift.causes import gradients
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
@@ -56,7 +57,7 @@ def agrad(module, value, found, noise=1e-9):
     parameters = {name: item.detach().numpy() for name, item in module.named_parameters()}
     made = noisy(found(gradient, x, parameters.get("weight"), expected), noise)
     inputs = {"agrad next": gradient, "fwd": x}
-    attrs = {name: item for name, item in vars(module).items() if isinstance(item, int | float | str)}
+    attrs = attrs_of(module)
     return Evidence(
         Site(0, "agrad", "before", "out"), expected, made, noise, op=type(module).__name__, inputs=inputs,
         candidate_inputs=inputs, parameters=parameters, attrs=attrs,
@@ -68,7 +69,7 @@ def grad(module, value, found, port="weight", noise=1e-9):
     x, gradient, _, own = ran(module, value)
     made = noisy(found(gradient, x, own[port]), noise)
     inputs = {"agrad": gradient, "in.0": x}
-    attrs = {name: item for name, item in vars(module).items() if isinstance(item, int | float | str)}
+    attrs = attrs_of(module)
     return Evidence(
         Site(0, "grad", "here", port), own[port], made, noise, op=type(module).__name__, inputs=inputs,
         candidate_inputs=inputs, attrs=attrs,
@@ -103,6 +104,52 @@ WITH_ZEROS = torch.relu(torch.randn(6, 8, 10)) - torch.relu(torch.randn(6, 8, 10
 WORDS = torch.randint(0, 20, (4, 30))
 
 
+IMAGES = torch.randn(3, 4, 8, 8)
+TIED = torch.relu(torch.randn(3, 4, 8, 8)).round()
+CONV, BATCH, GROUP = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+for norm in (BATCH, GROUP):
+    nn.init.normal_(norm.weight, 1.0, 0.3)
+
+
+def into(g, x, w):
+    return torch.nn.grad.conv2d_input(x.shape, torch.tensor(w), torch.tensor(g), padding=1).numpy()
+
+
+def flipped_kernel(g, x, w):
+    return into(g, x, np.flip(w, (2, 3)).copy())
+
+
+def without_border(e):
+    kept = np.zeros_like(e)
+    kept[:, :, 1:-1, 1:-1] = e[:, :, 1:-1, 1:-1]
+    return kept
+
+
+def moved(x):
+    return np.pad(x, [(0, 0)] * 3 + [(1, 0)])[..., :-1]
+
+
+def of_kernel(g, x):
+    return torch.nn.grad.conv2d_weight(torch.tensor(x.copy()), (4, 4, 3, 3), torch.tensor(g.copy()), padding=1).numpy()
+
+
+def pooled(g, x):
+    """The backward of a pool that takes the largest of 2 x 2."""
+    leaf = torch.tensor(np.ascontiguousarray(x), requires_grad=True)
+    nn.functional.max_pool2d(leaf, 2).backward(torch.tensor(np.ascontiguousarray(g)))
+    return leaf.grad.numpy()
+
+
+def per_channel(w):
+    return w.reshape(-1, 1, 1)
+
+
+def grouped_without_weight(g, x):
+    leaf = torch.tensor(x, requires_grad=True)
+    nn.functional.group_norm(leaf, 2).backward(torch.tensor(g))
+    return leaf.grad.numpy()
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -127,6 +174,31 @@ ACTIVATIONS = [
     ("transpose", nn.Linear(10, 10, bias=False), ROWS, lambda g, x, w, e: g @ w.T),
     ("gradient-missing", nn.Linear(10, 10), ROWS, lambda g, x, w, e: 0 * e),
     ("gradient-formula", nn.AvgPool1d(2), ROWS, lambda g, x, w, e: 2 * e),
+    ("gradient-formula", nn.ReLU(), ROWS, lambda g, x, w, e: g * (g > 0)),
+    ("gradient-formula", nn.ReLU(), ROWS, lambda g, x, w, e: g * (g > 0) * (x > 0)),
+    ("gradient-formula", nn.Tanh(), ROWS, lambda g, x, w, e: g * (1 - np.tanh(np.tanh(x)) ** 2)),
+    ("gradient-formula", nn.LogSoftmax(-1), ROWS, lambda g, x, w, e: g),
+    ("gradient-formula", nn.Softmax(1), ROWS, lambda g, x, w, e: g * ran_forward(nn.Softmax(1), x)),
+    ("gradient-formula", CONV, IMAGES, lambda g, x, w, e: flipped_kernel(g, x, w)),
+    ("gradient-formula", CONV, IMAGES, lambda g, x, w, e: without_border(e)),
+    ("gradient-formula", CONV, IMAGES, lambda g, x, w, e: into(g, x, w.transpose(1, 0, 2, 3).copy())),
+    ("gradient-formula", nn.MaxPool2d(2), IMAGES, lambda g, x, w, e: np.repeat(np.repeat(g, 2, 2), 2, 3) / 4),
+    (
+        "gradient-formula",
+        nn.MaxPool2d(2),
+        TIED,
+        lambda g, x, w, e: np.flip(pooled(np.flip(g, (2, 3)), np.flip(x, (2, 3))), (2, 3)),
+    ),
+    ("gradient-formula", nn.AvgPool2d(2), IMAGES, lambda g, x, w, e: pooled(g, x)),
+    (
+        "gradient-formula",
+        BATCH.train(),
+        IMAGES,
+        lambda g, x, w, e: g * per_channel(w) / np.sqrt(x.var((0, 2, 3), keepdims=True) + 1e-5),
+    ),
+    ("gradient-formula", GROUP, IMAGES, lambda g, x, w, e: grouped_without_weight(g, x)),
+    ("unknown", CONV, IMAGES, lambda g, x, w, e: np.tanh(e)),
+    ("unknown", nn.MaxPool2d(2), IMAGES, lambda g, x, w, e: np.roll(e, 1, 3)),
     ("unknown", nn.Linear(10, 10), ROWS, lambda g, x, w, e: e + 0.3 * np.roll(e, 1)),
     ("unknown", nn.ReLU(), ROWS, lambda g, x, w, e: g * (x > 0.3)),
     ("unknown", NORM, ROWS, lambda g, x, w, e: e * np.nan),
@@ -154,13 +226,13 @@ def test_a_wrong_backward_is_named_through_the_noise_of_bfloat16_or_left_alone(l
 PARAMETERS = [
     ("transpose", nn.Linear(10, 10), ROWS, "weight", lambda g, x, e: e.T),
     ("transpose", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e.T.reshape(e.shape)),
-    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[-1].T @ x[-1]),
-    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[:, -1].T @ x[:, -1]),
-    ("missing-term", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e - g[0].T @ x[0]),
-    ("missing-term", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: g[-1].sum(0)),
-    ("missing-term", nn.Conv1d(8, 5, 3), ROWS, "bias", lambda g, x, e: g[-1].sum(-1)),
-    ("reduction-scale", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e / 6),
-    ("reduction-scale", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: e / 48),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[-1].T @ x[-1]),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: g[:, -1].T @ x[:, -1]),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e - g[0].T @ x[0]),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: g[-1].sum(0)),
+    ("gradient-formula", nn.Conv1d(8, 5, 3), ROWS, "bias", lambda g, x, e: g[-1].sum(-1)),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e / 6),
+    ("gradient-formula", nn.Linear(10, 7), ROWS, "bias", lambda g, x, e: e / 48),
     ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: 1.37 * e),
     ("gradient-formula", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: -e),
     ("gradient-formula", NORM, ROWS, "weight", lambda g, x, e: (g * x).sum((0, 1))),
@@ -169,6 +241,15 @@ PARAMETERS = [
     ("gradient-formula", nn.Embedding(20, 6), WORDS, "weight",
      lambda g, x, e: np.stack([g.reshape(-1, 6)[np.flatnonzero(x.ravel() == i)[-1]] if i in x else 0 * e[0]
                                for i in range(20)])),
+    ("gradient-formula", nn.Embedding(20, 6), WORDS, "weight",
+     lambda g, x, e: e / np.maximum(np.bincount(x.ravel(), minlength=20), 1)[:, None]),
+    ("gradient-formula", CONV, IMAGES, "weight", lambda g, x, e: np.flip(e, (2, 3))),
+    ("gradient-formula", CONV, IMAGES, "weight", lambda g, x, e: of_kernel(g, moved(x))),
+    ("gradient-formula", CONV, IMAGES, "weight", lambda g, x, e: of_kernel(g[-1:], x[-1:])),
+    ("gradient-formula", nn.Conv2d(4, 5, 3), IMAGES, "bias", lambda g, x, e: e / 108),
+    ("gradient-formula", BATCH.train(), IMAGES, "weight", lambda g, x, e: (g * x).sum((0, 2, 3))),
+    ("gradient-formula", GROUP, IMAGES, "weight", lambda g, x, e: g.sum((0, 2, 3))),
+    ("unknown", CONV, IMAGES, "weight", lambda g, x, e: np.roll(e, 1, 1) + e),
     ("gradient-missing", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: 0 * e),
     ("unknown", nn.Linear(10, 7), ROWS, "weight", lambda g, x, e: e + 0.2 * e.mean()),
     ("unknown", NORM, ROWS, "weight", lambda g, x, e: e + 1.0),
@@ -225,6 +306,97 @@ def test_a_tied_weight_with_one_of_two_contributions_is_named(missing):
         assert explain(evidence, gradients.HYPOTHESES).label == "tied-gradient"
 
 
+class Joined(nn.Module):
+    """A tensor that three modules read: two linear layers and, through a sum, a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.value, self.norm = nn.Linear(10, 10), nn.Linear(10, 10), nn.LayerNorm(10, eps=1e-6)
+        nn.init.normal_(self.norm.weight, 1.0, 0.3)
+
+
+def joined(found, noise=1e-9):
+    """The gradient of that tensor; `found` makes the candidate's of what each reader sends back."""
+    model = Joined().double()
+    x = torch.randn(6, 8, 10, dtype=torch.float64, requires_grad=True)
+    outs = {"query": model.query(x), "value": model.value(x)}
+    summed = x + torch.tanh(outs["query"]) * outs["value"]
+    outs["norm"] = model.norm(summed)
+    for out in outs.values():
+        out.retain_grad()
+    (outs["norm"] * torch.randn_like(x)).sum().backward()
+    inputs = {"fwd": x.detach().numpy()} | {f"agrad {name}": out.grad.numpy() for name, out in outs.items()}
+    tensors = {Site(0, "fwd", "norm", "in.0"): (summed.detach().numpy(),) * 2}
+    for name, one in model.named_parameters():
+        owner, port = name.split(".")
+        tensors[Site(0, "weight", owner, port)] = (one.detach().numpy(),) * 2
+    weights = {name: getattr(model, name).weight.detach().numpy() for name in ("query", "value")}
+    sent = {name: outs[name].grad.numpy() @ weight for name, weight in weights.items()}
+    sent["norm"] = x.grad.numpy() - sent["query"] - sent["value"]
+    made = noisy(found(sent, {name: out.grad.numpy() for name, out in outs.items()}, weights), noise)
+    return Evidence(
+        Site(0, "agrad", "before", "out"), x.grad.numpy(), made, noise, True, "Linear", inputs, inputs,
+        around=Around(tensors),
+    )  # fmt: skip
+
+
+READERS = [
+    ("gradient-missing", lambda sent, g, w: sent["query"] + sent["value"]),
+    ("gradient-missing", lambda sent, g, w: sent["value"] + sent["norm"]),
+    ("gradient-missing", lambda sent, g, w: sent["norm"]),
+    ("gradient-formula", lambda sent, g, w: sent["query"] + sent["value"] + 0.5 * sent["norm"]),
+    ("gradient-formula", lambda sent, g, w: 2 * sent["query"] + sent["value"] + sent["norm"]),
+    ("gradient-formula", lambda sent, g, w: g["query"] + sent["value"] + sent["norm"]),
+    ("transpose", lambda sent, g, w: sent["query"] + g["value"] @ w["value"].T + sent["norm"]),
+    ("unknown", lambda sent, g, w: sent["query"] + np.tanh(sent["value"]) + sent["norm"]),
+    ("unknown", lambda sent, g, w: 0.3 * sent["query"] + 0.6 * sent["value"] + sent["norm"]),
+]
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-7])
+@pytest.mark.parametrize(("label", "found"), READERS)
+def test_of_several_readers_the_one_that_errs_is_named(label, found, noise):
+    cause = explain(joined(found, noise), gradients.HYPOTHESES)
+    assert cause.label == label, cause
+
+
+def test_the_reader_whose_gradient_is_scaled_is_told_with_the_factor():
+    cause = explain(joined(lambda sent, g, w: sent["query"] + sent["value"] + 0.5 * sent["norm"]), gradients.HYPOTHESES)
+    assert cause.parameters == {"factor": 0.5, "from": "norm"}
+
+
+@pytest.mark.parametrize("term", ["mean", "along", "weight"])
+def test_a_wrong_backward_is_named_through_a_gate_before_it(term):
+    """Between the output and the norm that reads it, elements are multiplied by those of a gate."""
+    value, gate = ROWS.double().requires_grad_(), torch.rand(6, 8, 10, dtype=torch.float64) * 4
+    read = torch.randn(6, 8, 10, dtype=torch.float64) + gate * value
+    gradient = torch.randn_like(read)
+    (NORM.double()(read) * gradient).sum().backward()
+    weight = NORM.weight.detach().numpy()
+    found = gate.numpy() * layer_norm_lacking(term)(gradient.numpy(), read.detach().numpy(), weight, None)
+    inputs = {"fwd": value.detach().numpy(), "agrad norm": gradient.numpy()}
+    around = Around({Site(0, "fwd", "norm", "in.0"): (read.detach().numpy(),) * 2})
+    evidence = Evidence(
+        Site(0, "agrad", "act", "out"), value.grad.numpy(), noisy(found, 1e-9), 1e-9, True, "LayerNorm", inputs, inputs,
+        {"weight": weight}, {"weight": weight}, {"eps": 1e-5}, around=around,
+    )  # fmt: skip
+    cause = explain(evidence, gradients.HYPOTHESES)
+    assert cause.label == "gradient-formula", cause
+    other = replace(evidence, found=evidence.expected * np.random.default_rng(1).uniform(0.5, 2, found.shape))
+    assert explain(other, gradients.HYPOTHESES).label == "unknown"
+
+
+def test_a_backward_on_what_an_earlier_sample_left_is_a_stale_buffer():
+    first, now, gradient = (np.random.default_rng(n).standard_normal((1, 4, 9)) for n in range(3))
+    inputs = {"fwd": now, "agrad relu": gradient}
+    around = Around({Site(0, "fwd", "conv", "out", sample=n): (one,) * 2 for n, one in enumerate((first, now))})
+    site = Site(0, "agrad", "conv", "out", sample=1)
+    expected, found = gradient * (now > 0), gradient * (first > 0)
+    evidence = Evidence(site, expected, found, 1e-9, True, "ReLU", inputs, inputs, around=around)
+    cause = explain(evidence, gradients.HYPOTHESES)
+    assert (cause.label, cause.parameters) == ("stale-buffer", {"of": "sample 0"})
+
+
 def test_a_path_that_is_cut_is_a_missing_gradient():
     a, b = (np.random.default_rng(n).standard_normal((5, 4)) for n in range(2))
     inputs = {"agrad norm": a, "agrad add": b, "fwd": a}
@@ -233,11 +405,11 @@ def test_a_path_that_is_cut_is_a_missing_gradient():
         assert explain(evidence, gradients.HYPOTHESES).label == "gradient-missing"
 
 
-def test_gradients_that_are_not_zeroed_are_stale():
+def test_gradients_that_are_not_zeroed_are_named():
     a, b = (np.random.default_rng(n).standard_normal((5, 4)) for n in range(2))
     before, now = Site(0, "grad", "fc", "weight"), Site(1, "grad", "fc", "weight")
     evidence = Evidence(now, b, a + b, 1e-9, around=Around({before: (a, a), now: (b, a + b)}))
-    assert explain(evidence, gradients.HYPOTHESES).label == "stale-buffer"
+    assert explain(evidence, gradients.HYPOTHESES).label == "gradient-formula"
 
 
 def clipping(reference, candidate, noise=1e-9):

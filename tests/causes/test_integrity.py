@@ -117,3 +117,27 @@ def test_a_candidate_that_repeats_itself_is_not_nondeterministic():
     found = numbers(8, 20, 32, seed=6)
     around = Run({}, facts={"repeats": [blurred(found, FLOAT32, 1)]})
     assert cause(X, found, around=around).label == "unknown"
+
+
+@pytest.mark.parametrize("rows", [[15], [3, 31]])
+def test_rows_of_a_product_that_were_never_written_are_named(rows):
+    expected = numbers(2, 16, 48, seed=1).reshape(-1, 48)
+    found = expected.copy()
+    found[rows] = 5 * numbers(len(rows), 48, seed=2)
+    said = cause(expected.reshape(2, 16, 48), found.reshape(2, 16, 48), op="Linear")
+    assert (said.label, said.parameters["rows"]) == ("uninitialised", rows)
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        ("Linear", lambda row: 2 * row),
+        ("Linear", lambda row: row + 0.5),
+        ("Attention", lambda row: numbers(48, seed=2)),
+    ],
+)
+def test_a_row_that_is_wrong_for_another_reason_was_written(op, change):
+    expected = numbers(2, 16, 48, seed=1)
+    found = expected.copy()
+    found[1, 15] = change(found[1, 15])
+    assert cause(expected, found, op=op).label != "uninitialised"

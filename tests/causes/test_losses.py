@@ -161,6 +161,40 @@ def test_other_labels_are_another_input(phase):
     assert explain(evidence, losses.HYPOTHESES).label == "label-shift"
 
 
+@pytest.mark.parametrize("by", [1, -1])
+def test_labels_off_by_one_are_named_where_samples_were_recorded_one_by_one(by):
+    """The loss is that of a batch; gradients are those of a sum, sample after sample, and nobody recorded labels."""
+    other = (TARGET + by) % 7
+    chances, ours, theirs = torch.softmax(LOGITS, -1).numpy(), np.eye(7)[TARGET.numpy()], np.eye(7)[other.numpy()]
+    tensors = {}
+    for sample in range(len(TARGET)):
+        here = slice(sample, sample + 1)
+        pair = chances[here] - ours[here], chances[here] - theirs[here]
+        tensors[Site(0, "lossgrad", "loss", "out", sample=sample)] = pair
+    inputs = {"logits": LOGITS.numpy()}
+    losses_of = [np.asarray(F.cross_entropy(LOGITS, one).item()) for one in (TARGET, other)]
+    evidence = Evidence(
+        Site(0, "loss", "loss", "out"), *losses_of, 1e-9, inputs=inputs, candidate_inputs=inputs,
+        around=Recorded(tensors),
+    )  # fmt: skip
+    cause = explain(evidence, losses.HYPOTHESES)
+    assert cause.label == "label-shift", cause
+
+
+class Recorded(Nowhere):
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def sites(self, phase):
+        return [site for site in self.tensors if site.phase == phase]
+
+    def reference(self, site):
+        return self.tensors[site][0]
+
+    def candidate(self, site):
+        return self.tensors[site][1]
+
+
 def test_weights_of_classes_are_named():
     weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 1.0, 0.1], dtype=torch.float64)
     logits, target = torch.randn(40, 7, dtype=torch.float64), torch.randint(0, 7, (40,))

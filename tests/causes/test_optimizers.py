@@ -45,10 +45,10 @@ class Around(Nowhere):
         return [site for site in self.tensors if site.phase == phase]
 
     def reference(self, site):
-        return self.tensors[site][0]
+        return self.tensors.get(site, (None, None))[0]
 
     def candidate(self, site):
-        return self.tensors[site][1]
+        return self.tensors.get(site, (None, None))[1]
 
 
 def evidence_of(kind, settings, found=None, steps=3, shape=(40, 12), key=None, noise=NOISE, **changes):
@@ -113,6 +113,9 @@ CASES = [
     ("optimizer-momentum", "SGD", SGD, {"dampening": 0.1}),
     ("optimizer-momentum", "SGD", SGD, {"momentum": 0.0}),
     ("optimizer-momentum", "SGD", SGD | {"nesterov": True}, {"momentum": 0.7}),
+    ("optimizer-momentum", "SGD", SGD, {"forgetful": True}),
+    ("optimizer-momentum", "AdamW", ADAMW, {"forgetful": True}),
+    ("optimizer-momentum", "RMSprop", {"lr": 0.01, "alpha": 0.9}, {"forgetful": True}),
     ("optimizer-momentum", "Adam", ADAM, {"beta1": 0.85}),
     ("optimizer-momentum", "AdamW", ADAMW, {"beta2": 0.999}),
     ("optimizer-momentum", "RMSprop", {"lr": 0.01, "alpha": 0.9}, {"beta2": 0.99}),
@@ -236,3 +239,42 @@ def test_a_large_parameter_is_explained_in_time():
     start = __import__("time").monotonic()
     assert explain(evidence, optimizers.HYPOTHESES).label == "optimizer-eps"
     assert __import__("time").monotonic() - start < 20
+
+
+def without_state(kind, settings, noise=NOISE, **changes):
+    """A drift at the third step of a run that recorded weights and gradients, and no state."""
+    tensors, state, rule = {}, {}, None
+    for step in range(3):
+        inputs, update, _, group = stepped(kind, settings, step + 1)
+        rule = rule_of(group, kind)
+        tensors[Site(step, "weight", "fc", "weight")] = (inputs["weight"],) * 2
+        tensors[Site(step, "grad", "fc", "weight")] = (inputs["grad"],) * 2
+        made = take(rule.but(**changes), Given(inputs["weight"], inputs["grad"], state, step + 1))
+        state = {key: item for key, item in take(rule, Given(inputs["weight"], inputs["grad"], state, step + 1)).items()
+                 if key != "update"}  # fmt: skip
+    inputs = {"weight": inputs["weight"], "grad": inputs["grad"]}
+    return Evidence(
+        Site(2, "weight_after", "fc", "weight"), update, made["update"], noise, inputs=inputs, candidate_inputs=inputs,
+        attrs=group, around=Around(kind, tensors),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "settings", "changes"),
+    [
+        ("optimizer-momentum", "SGD", SGD, {"momentum": 0.0}),
+        ("optimizer-momentum", "SGD", SGD, {"nesterov": True}),
+        ("optimizer-bias-correction", "AdamW", ADAMW, {"correct_second": False}),
+        ("weight-decay-coupling", "AdamW", ADAMW, {"decoupled": False}),
+        ("optimizer-lr", "Adam", ADAM, {"lr": 2e-2}),
+    ],
+)
+def test_state_that_nobody_recorded_is_made_once_more_from_the_gradients(label, kind, settings, changes):
+    cause = explain(without_state(kind, settings, **changes), optimizers.HYPOTHESES)
+    assert cause.label == label, cause
+
+
+def test_running_statistics_that_did_not_move_are_not_the_optimizers_fault():
+    evidence = evidence_of("SGD", SGD, found=lambda update: 0 * update)
+    moved = replace(evidence, site=evidence.site._replace(port="running_mean"))
+    assert explain(moved, optimizers.HYPOTHESES).label != "skipped-op"

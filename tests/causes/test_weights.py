@@ -171,7 +171,7 @@ def test_the_rank_of_a_missing_adapter_is_told():
 def test_a_zero_point_off_by_whole_steps_is_told(zero):
     expected = int4_groups(weight(48, 64))
     cause = explain(evidence_of(expected, int4_groups(weight(48, 64), zero)), weights.HYPOTHESES)
-    assert (cause.label, cause.parameters["steps"]) == ("zero-point", [zero])
+    assert (cause.label, cause.parameters["steps"]) == ("zero-point", zero)
 
 
 def other(name, expected, found=None):

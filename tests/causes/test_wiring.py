@@ -74,3 +74,46 @@ def test_tensors_without_numbers_of_their_own_are_not_recognised(value):
 def test_what_is_near_another_tensor_by_more_than_noise_is_not_that_tensor():
     around = Run({at("before"): B, SITE: A})
     assert cause(A, blurred(B, 1e-4), around=around, inputs={"in.0": B}).label not in ("stale-buffer", "skipped-op")
+
+
+def calls(count):
+    """A block run several times over one stream, and a norm after it: the run's tensors by site."""
+    stream = [numbers(2, 6, 16, seed=seed) for seed in range(count + 1)]
+    found = {}
+    for call in range(count):
+        found[Site(0, "fwd", "block", "in.0", call)] = stream[call]
+        found[Site(0, "fwd", "block", "out", call)] = stream[call + 1] - stream[call]
+    return found, stream
+
+
+def after(count, reference_calls):
+    """The drift after a block that was run so many times, where the reference runs it another number of times."""
+    tensors, stream = calls(max(count, reference_calls))
+    last = Site(0, "fwd", "norm", "in.0")
+    fewer = min(count, reference_calls)
+    alone = tuple(site for site in tensors if site.call >= fewer)
+    shared = {site: value for site, value in tensors.items() if site.call < fewer}
+    which = "reference_only" if reference_calls > count else "candidate_only"
+    around = Run({**shared, last: stream[reference_calls]}, facts={which: alone})
+    extra = {site: tensors[site] for site in alone}
+    around.reference = lambda site, own=around.reference: (
+        extra.get(site, own(site)) if count < reference_calls else own(site)
+    )
+    around.candidate = lambda site, own=around.candidate: (
+        extra.get(site, own(site)) if count > reference_calls else own(site)
+    )
+    return cause(stream[reference_calls], stream[count], FLOAT32, last, inputs={"block": stream[fewer]}, around=around)
+
+
+@pytest.mark.parametrize(("count", "reference_calls"), [(3, 4), (5, 4), (1, 3), (2, 1)])
+def test_a_block_run_more_or_fewer_times_over_a_stream_is_a_count_of_calls(count, reference_calls):
+    said = after(count, reference_calls)
+    assert said.label == "call-count", said
+
+
+def test_a_module_that_the_candidate_never_runs_is_a_skipped_operation():
+    x, y = numbers(2, 6, 16, seed=1), numbers(2, 6, 16, seed=2)
+    site, missing = Site(0, "fwd", "head", "in.0"), Site(0, "fwd", "adapter", "in.0")
+    around = Run({Site(0, "fwd", "norm", "out"): x, missing: x, site: y}, facts={"reference_only": (missing,)})
+    said = cause(y, x, FLOAT32, site, inputs={"norm": x}, around=around)
+    assert (said.label, said.parameters) == ("skipped-op", {"module": "adapter"})

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 import firstdrift as fd
 

@@ -44,6 +44,7 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
 def offset(evidence: Evidence) -> Iterator[Finding]:
     """found = expected + b, or found = a * expected + b where neither alone is enough."""
     e, f = _sample(evidence)
+    yield from _whole_offset(evidence, e, f)
     if not _varied(e) or e.size < 2 * TELLING:
         return
     if promising(evidence, e, f, e + (f - e).mean()):
@@ -62,10 +63,20 @@ def offset(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("offset", sentence, a * floats(evidence.expected) + b, 2, {"factor": a, "offset": b})
 
 
+def _whole_offset(evidence: Evidence, e: Floats, f: Floats) -> Iterator[Finding]:
+    """Few whole numbers, as positions and times are, that are all off by the same whole number."""
+    if not 2 <= e.size < 2 * TELLING or len(np.unique(e)) < 2 or e.size != evidence.expected.size:
+        return
+    by = np.unique(f - e)
+    if len(by) == 1 and by[0] and (e == np.round(e)).all() and by[0] == round(by[0]):
+        said = f"{by[0]:+.0f} is added to every element"
+        yield Finding("offset", said, floats(evidence.expected) + by[0], 0, {"offset": float(by[0])})
+
+
 def channel_scale(evidence: Evidence) -> Iterator[Finding]:
     """One or more channels of found are those of expected times a factor each."""
     shape = evidence.expected.shape
-    for axis in _channel_axes(shape):
+    for axis in _channel_axes(shape, evidence.site.phase == "weight"):
         channels = shape[axis]
         rows = evidence.expected.size // channels
         if channels < 2 or rows < ROWS or (axis and not _scales(evidence, axis)):
@@ -168,10 +179,15 @@ def _line(a: Floats, b: Floats) -> tuple[float, float]:
     return slope, float(b.mean() - slope * a.mean())
 
 
-def _channel_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes that may hold channels: the last and, where samples come first, the second; both of a matrix."""
+def _channel_axes(shape: tuple[int, ...], weights: bool = False) -> tuple[int, ...]:
+    """The axes that may hold channels: the last and, where samples come first, the second; both of a matrix.
+
+    Weights begin with the channels that they make, then those that they read.
+    """
     if len(shape) < 2:
         return ()
+    if weights:
+        return (0, 1)
     if len(shape) == 2:
         return (1, 0)
     return (len(shape) - 1,) if len(shape) == 3 else (1, len(shape) - 1)

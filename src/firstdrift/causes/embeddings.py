@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from . import patch_positions
 from .evidence import Evidence
 from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
 from .sinusoids import sinusoids
@@ -31,6 +32,28 @@ def lookup(evidence: Evidence) -> Iterable[Finding]:
     for table in _tables(evidence):
         for expected, found, added in _lookups(evidence, table):
             yield from _shifted(evidence, table, expected, found, added)
+
+
+def multiplied(evidence: Evidence) -> Iterator[Finding]:
+    """expected is a factor times what came before, as of scaled embeddings, and found is that without the factor."""
+    if evidence.site.phase != "fwd" or not floats(evidence):
+        return
+    limit = EXACT * max(evidence.noise, LEAST_NOISE)
+    expected = np.asarray(evidence.expected, np.float64)
+    for key, value in evidence.inputs.items():
+        own = evidence.candidate_inputs.get(key, value)
+        if (
+            key.startswith("in.")
+            or value.shape != expected.shape
+            or own.shape != value.shape
+            or value.dtype.kind != "f"
+        ):
+            continue
+        given = np.asarray(value, np.float64)
+        factor = float(np.vdot(given, expected)) / max(float(np.vdot(given, given)), 1e-300)
+        if factor and abs(factor - 1) > limit and misfit(factor * given, expected) <= limit:
+            said = f"the factor {factor:.6g} on {key} is missing"
+            yield Finding("scale", said, own, 0, {"factor": 1 / factor, "missing": factor})
 
 
 def _tables(evidence: Evidence) -> Iterator[Floats]:
@@ -149,4 +172,4 @@ def _ordered(rows: Indices) -> bool:
     return bool(steps.size > 1 and np.isin(steps, (0, 1)).all() and (steps == 1).any(-1).all())
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (lookup, sinusoids)
+HYPOTHESES: tuple[Hypothesis, ...] = (lookup, multiplied, sinusoids, *patch_positions.HYPOTHESES)

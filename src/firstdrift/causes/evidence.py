@@ -16,8 +16,9 @@ class Surroundings(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a run knows besides tensors: `target`, `candidate_target`, `batch`, and the headers' `optimizer`,
-        `candidate_optimizer`, where known."""
+        """What a run knows besides tensors: `target`, `candidate_target`, `batch`, the headers' `optimizer` and
+        `candidate_optimizer`, and the sites that one side alone has, `reference_only` and `candidate_only`, where
+        known."""
 
     def sites(self, phase: str) -> Sequence[Site]:
         """The compared sites of a phase, in causal order."""
@@ -30,6 +31,9 @@ class Surroundings(Protocol):
 
     def op(self, site: Site) -> str:
         """The operation that the reference recorded for a site; empty where it recorded none."""
+
+    def producers(self, site: Site) -> Sequence[Site]:
+        """The compared sites that a tensor was computed from; none where that is not known."""
 
 
 class Nowhere:
@@ -52,6 +56,10 @@ class Nowhere:
     def op(self, site: Site) -> str:
         """No operation."""
         return ""
+
+    def producers(self, site: Site) -> Sequence[Site]:
+        """No sites."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

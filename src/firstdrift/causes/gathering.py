@@ -10,11 +10,13 @@ import numpy as np
 
 from ..compare.measuring import load_pair
 from ..compare.pairs import Pair, ReconcileError
+from ..dtypes import roundoff
 from ..errors import FirstdriftError
 from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.graph import Graph
 from .evidence import Evidence
+from .scores import scores
 
 Tensors = dict[str, Array]
 
@@ -37,16 +39,20 @@ class Runs:
     def reference(self, site: Site) -> Array | None:
         """The reference's tensor, or None where there is none."""
         both = self.both(site)
-        return None if both is None else both[0]
+        return self._alone(site, self.replayed, self.reference_trace) if both is None else both[0]
 
     def candidate(self, site: Site) -> Array | None:
         """The candidate's tensor, or None where there is none."""
         both = self.both(site)
-        return None if both is None else both[1]
+        return self._alone(site, self.candidate_trace) if both is None else both[1]
 
     def op(self, site: Site) -> str:
         """The operation that the reference recorded for a site."""
         return (self.pairs[site].reference.op or "") if site in self.pairs else ""
+
+    def producers(self, site: Site) -> Sequence[Site]:
+        """The compared sites that a tensor was computed from."""
+        return self.graph.producers(site) if site in self.pairs or site in self.reference_trace else ()
 
     def both(self, site: Site) -> tuple[Array, Array] | None:
         """Both tensors of a site as float64 (integers as they are), None where one has no values."""
@@ -58,11 +64,51 @@ class Runs:
             return None
         return plain(ours), plain(theirs)
 
+    def _alone(self, site: Site, *traces: Trace | None) -> Array | None:
+        """The tensor of a site that only one side has."""
+        for trace in traces if site not in self.pairs else ():
+            if trace is not None and site in trace and (found := _recorded(trace, site)) is not None:
+                return found
+        return None
+
     def expected(self, site: Site) -> Array | None:
         """What the reference makes of the candidate's own tensors at a site."""
-        if self.replayed is None or site not in self.replayed:
+        if self.replayed is None:
             return None
-        return plain(self.replayed.array(site))
+        made = _made(site, self.pairs, self.replayed, self.candidate_trace)
+        return None if made is None else plain(self.replayed.array(made))
+
+
+def _made(site: Site, pairs: Mapping[Site, Pair], replayed: Trace, candidate: Trace) -> Site | None:
+    """The site at which a replay made a tensor; None where it only was handed the candidate's.
+
+    A module hands what it was fed to its first part. A replay compares it where it enters the outermost one.
+    """
+    if site not in replayed or site not in pairs:
+        return None
+    if not (site.phase == "fwd" and site.port.startswith("in.")):
+        return site
+    own = _values(candidate, pairs[site])
+    if own is None or not _equal(replayed.array(site), own):
+        return site
+    for other in pairs:
+        around = site.name.startswith(f"{other.name}.") or (other.name == "" != site.name)
+        if around and other.step == site.step and other.phase == "fwd" and other.port.startswith("in."):
+            entered = replayed.array(other) if other in replayed else None
+            theirs = _values(candidate, pairs[other])
+            if entered is not None and theirs is not None and _equal(theirs, own) and not _equal(entered, own):
+                return other
+    return None
+
+
+def _values(candidate: Trace, pair: Pair) -> Array | None:
+    """The candidate's tensor of a pair as it was recorded, where it is one with values."""
+    record = pair.candidate[0]
+    return candidate.array(record.site) if len(pair.candidate) == 1 and record.at is not None else None
+
+
+def _equal(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and bool(np.array_equal(plain(one), plain(other)))
 
 
 def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
@@ -75,22 +121,37 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
     ours, theirs = _inputs(site, runs)
     maker = _maker(site, runs)
     out = _out(maker, runs)
-    parameters, own = _parameters(maker, runs)
+    parameters, own = _parameters(maker, runs, replayed)
     wanted = expected if replayed and expected is not None else both[0]
     found = both[1]
     if site.phase == "weight_after" and (before := runs.both(site._replace(phase="weight"))) is not None:
         wanted, found = np.subtract(wanted, before[1] if replayed else before[0]), np.subtract(found, before[1])
     settings = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else out
     return Evidence(
-        site, wanted, found, noise, replayed, _op(out),
+        site, wanted, found, max(noise, _rounding(site, runs)), replayed, _op(out),
         theirs if replayed else ours, theirs, parameters, own,
         settings.reference.attrs if settings else {}, settings.candidate[0].attrs if settings else {}, runs,
     )  # fmt: skip
 
 
+def _recorded(trace: Trace, site: Site) -> Array | None:
+    try:
+        return plain(trace.array(site))
+    except FirstdriftError:
+        return None
+
+
 def plain(array: Array) -> Array:
     """Numbers as float64; integers, booleans and complex numbers as they are."""
     return array if array.dtype.kind in "iubc" else np.asarray(array, np.float64)
+
+
+def _rounding(site: Site, runs: Runs) -> float:
+    """What storing a weight or an input costs: whatever was done to it, it was rounded afterwards."""
+    if site.phase not in ("weight", "input"):
+        return 0.0
+    pair = runs.pairs[site]
+    return roundoff(pair.reference.dtype, *(one.dtype for one in pair.candidate))
 
 
 def _updated(site: Site) -> Site:
@@ -125,7 +186,8 @@ def _out(maker: Site, runs: Runs) -> Pair | None:
     return next(same, None)
 
 
-def _parameters(maker: Site, runs: Runs) -> tuple[Tensors, Tensors]:
+def _parameters(maker: Site, runs: Runs, replayed: bool) -> tuple[Tensors, Tensors]:
+    """The weights of a module; the reference's as a replay had them, which may have been rounded as the candidate's."""
     ours: Tensors = {}
     theirs: Tensors = {}
     for other in runs.pairs:
@@ -133,6 +195,9 @@ def _parameters(maker: Site, runs: Runs) -> tuple[Tensors, Tensors]:
             both = runs.both(other)
             if both is not None:
                 ours[other.port], theirs[other.port] = both
+                used = runs.expected(other) if replayed else None
+                if used is not None and used.shape == both[0].shape:
+                    ours[other.port] = used
     return ours, theirs
 
 
@@ -140,6 +205,8 @@ def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:
     """What a tensor was computed from, on both sides."""
     ours: Tensors = {}
     theirs: Tensors = {}
+    if site.phase in ("loss", "lossgrad") and (read := scores(site, runs)) is not None:
+        ours["logits"], theirs["logits"] = read
     for key, other in _sources(site, runs):
         both = runs.both(other)
         if both is not None:
@@ -170,8 +237,11 @@ def _sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
 
 
 def _forward_sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
-    has_parts = any(other.phase == "fwd" and other.name.startswith(f"{site.name}.") for other in runs.pairs)
-    if not site.port.startswith("in.") and (site.name or not has_parts) and not has_parts:
+    inside = f"{site.name}." if site.name else ""
+    has_parts = any(
+        other.phase == "fwd" and other.name != site.name and other.name.startswith(inside) for other in runs.pairs
+    )
+    if not site.port.startswith("in.") and not has_parts:
         ports = list(_ports(site, runs))
         if ports:
             yield from ports

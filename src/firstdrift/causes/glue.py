@@ -1,4 +1,4 @@
-"""What is computed between modules: sums, products, gates and concatenations of the tensors before.
+"""What is computed between modules: sums of the tensors before, and of products of them.
 
 How the reference makes its tensor of these is found first. Only what then makes the candidate's, with one thing
 changed, is claimed.
@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, permutations
+from itertools import combinations
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..traces import Array
 from .activation_variants import FUNCTIONS, Function
-from .agreement import Floats, floats, limit, rounded
+from .agreement import Floats, floats, limit
+from .branches import goes_around
 from .evidence import Evidence
-from .hypotheses import Finding, Hypothesis
-from .screening import positions
+from .hypotheses import MARGIN, Finding, Hypothesis
+from .mixtures import GATES, Mixture, Part, fitted, gated, independent, mixture, plain
+from .terms import Glue, glue
 from .wiring import another_source
 
-MOST_TERMS = 6
-SAMPLE = 4096
-DEPENDENT = 1e-5  # terms of which one is nearly a sum of the others cannot be told apart
-WITH_IDENTITY: dict[str, Function] = {"identity": lambda x: x, **FUNCTIONS}
 SUMS: dict[str, Callable[[Function, Floats, Floats], Floats]] = {
     "{f}({a} + {b})": lambda f, a, b: f(a + b),
     "{f}({a}) + {b}": lambda f, a, b: f(a) + b,
@@ -34,100 +31,21 @@ SUMS: dict[str, Callable[[Function, Floats, Floats], Floats]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One of the tensors that the glue may have used, as the reference and as the candidate had it."""
-
-    name: str
-    reference: Array
-    candidate: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Glue:
-    """The terms of a drift, and the same at some places."""
-
-    evidence: Evidence
-    terms: tuple[Term, ...]
-    at: NDArray[np.intp]
-    expected: Floats
-    found: Floats
-    reference: tuple[Floats, ...]
-    candidate: tuple[Floats, ...]
-
-    def near(self, a: Floats, b: Floats, slack: float = 2.0) -> bool:
-        """Whether noise explains the difference of two tensors at these places."""
-        size = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-        return bool(float(np.linalg.norm(a - b)) <= slack * limit(self.evidence) * size)
-
-    def whole(self, index: int) -> Floats:
-        """A term of the candidate, everywhere."""
-        return floats(np.broadcast_to(self.terms[index].candidate, self.evidence.expected.shape))
-
-
-def glue(evidence: Evidence) -> Glue | None:
-    """What a drift may have been put together from; None where nothing of the right shape is known."""
-    if evidence.site.phase != "fwd" or evidence.expected.size < 4:
-        return None
-    shape = evidence.expected.shape
-    terms = tuple(
-        Term(key, value, evidence.candidate_inputs[key])
-        for key, value in evidence.inputs.items()
-        if key in evidence.candidate_inputs and _broadcasts(value, shape) and value.size > 1
-        and evidence.candidate_inputs[key].shape == value.shape
-    )[:MOST_TERMS]  # fmt: skip
-    if len(terms) < 1:
-        return None
-    at = positions(evidence.expected.size, SAMPLE)
-    where = np.unravel_index(at, shape)
-
-    def some(array: Array) -> Floats:
-        return np.asarray(np.broadcast_to(array, shape)[where], np.float64)
-
-    made = Glue(
-        evidence, terms, at, some(evidence.expected), some(evidence.found),
-        tuple(some(term.reference) for term in terms), tuple(some(term.candidate) for term in terms),
-    )  # fmt: skip
-    every = (made.expected, made.found, *made.reference, *made.candidate)
-    return made if all(np.isfinite(one).all() for one in every) else None
-
-
 def sums(evidence: Evidence) -> Iterator[Finding]:
-    """A term of a sum is missing, counted otherwise, or taken from elsewhere."""
+    """A summand is missing, counted otherwise, gated otherwise, activated, or taken from elsewhere."""
     made = glue(evidence)
-    weights = None if made is None else _weights(made, made.reference, made.expected)
-    if made is None or weights is None:
+    ours = None if made is None else mixture(made)
+    if made is None or ours is None:
         return
-    used = np.flatnonzero(weights)
-    theirs = _weights(made, made.candidate, made.found)
-    if theirs is not None and (theirs != weights).any():
-        yield from _other_weights(made, weights, theirs)
-    for index in used if len(used) > 1 else ():
-        rest = sum((weights[one] * made.candidate[one] for one in used if one != index), np.zeros(len(made.at)))
-        yield from _other_source(made, weights, int(index), (made.found - rest) / weights[index])
-
-
-def products(evidence: Evidence) -> Iterator[Finding]:
-    """A gate on the wrong operand, with another activation, or not applied."""
-    made = glue(evidence)
-    if made is None or len(made.terms) < 2:
-        return
-    for a, b in permutations(range(len(made.terms)), 2):
-        gate = next((one for one in WITH_IDENTITY if made.near(_gated(one, made.reference, a, b), made.expected)), None)
-        if gate is None or (gate == "identity" and a > b):
-            continue
-        names = made.terms[a].name, made.terms[b].name
-        reference = f"{gate}({names[0]}) * {names[1]}"
-        for label, said, formula in _other_gates(gate, a, b):
-            if made.near(formula(made.candidate), made.found):
-                whole = [
-                    made.whole(index) if index in (a, b) else made.candidate[0] for index in range(len(made.terms))
-                ]
-                yield Finding(
-                    label, f"{said.format(*names)} instead of {reference}", formula(whole),
-                    parameters={"reference": reference, "candidate": said.format(*names)},
-                )  # fmt: skip
-        return
+    others = [plain(made, index) for index in range(len(made.terms))]
+    parts = independent(made, [*ours.parts, *(one for one in others if one.words not in _words(ours))], made.candidate)
+    theirs = fitted(made, parts, made.candidate, made.found)
+    if theirs is not None:
+        yield from _other_weights(made, ours, theirs)
+    for index, part in enumerate(ours.parts):
+        yield from _other_part(made, ours, index)
+        if len(ours.parts) > 1 and part.is_plain:
+            yield from _other_source(made, ours, index)
 
 
 def activated_sums(evidence: Evidence) -> Iterator[Finding]:
@@ -149,111 +67,199 @@ def activated_sums(evidence: Evidence) -> Iterator[Finding]:
                 if text != ours[0] and made.near(one(function, *_two(made.candidate, a, b)), made.found):
                     said = f"{text.format(**words)} instead of {ours[0].format(**words)}"
                     yield Finding("op-order", said, one(function, made.whole(a), made.whole(b)))
+            if ours[0] == "{f}({a} + {b})":
+                yield from _one_of_two(made, name, (a, b))
             return
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The summands that the candidate lost, gained or counts otherwise."""
+
+    lost: tuple[Part, ...]
+    gained: tuple[Part, ...]
+    counted: tuple[tuple[Part, float, float], ...]  # with the reference's weight and the candidate's
+    kept: tuple[Part, ...]
 
 
 def _two(terms: Sequence[Floats], a: int, b: int) -> tuple[Floats, Floats]:
     return terms[a], terms[b]
 
 
-def _broadcasts(value: Array, shape: tuple[int, ...]) -> bool:
-    padded = (1,) * (len(shape) - value.ndim) + value.shape
-    return len(padded) == len(shape) and all(one in (1, size) for one, size in zip(padded, shape, strict=True))
+def _words(one: Mixture) -> dict[str, float]:
+    return {part.words: weight for part, weight in zip(one.parts, one.weights, strict=True)}
 
 
-def _weights(made: Glue, terms: Sequence[Floats], wanted: Floats) -> Floats | None:
-    """The numbers with which the terms add up to a tensor: 0 for those not used; None where they do not add up."""
-    matrix = np.stack(terms, axis=1)
-    sizes = np.linalg.norm(matrix, axis=0)
-    size = float(np.linalg.norm(wanted))
-    kept = np.flatnonzero(sizes > 0)
-    if size == 0.0 or not len(kept) or np.linalg.svd(matrix[:, kept] / sizes[kept], compute_uv=False)[-1] < DEPENDENT:
+def _change(ours: Mixture, theirs: Mixture) -> _Change:
+    before, after = _words(ours), _words(theirs)
+    both = [part for part in ours.parts if part.words in after]
+    counted = tuple((one, before[one.words], after[one.words]) for one in both if before[one.words] != after[one.words])
+    changed = {one.words for one, _, _ in counted}
+    return _Change(
+        tuple(one for one in ours.parts if one.words not in after),
+        tuple(one for one in theirs.parts if one.words not in before),
+        counted,
+        tuple(one for one in both if one.words not in changed),
+    )
+
+
+def _other_weights(made: Glue, ours: Mixture, theirs: Mixture) -> Iterator[Finding]:
+    change = _change(ours, theirs)
+    before, after = _words(ours), _words(theirs)
+    changed = [one.words for one in (*change.lost, *change.gained, *(part for part, _, _ in change.counted))]
+    parameters: dict[str, Any] = {
+        "weights": {one: after.get(one, 0.0) for one in changed},
+        "reference_weights": {one: before.get(one, 0.0) for one in changed},
+    }
+    if len(changed) == 1 and before.get(changed[0]):
+        parameters["factor"] = after.get(changed[0], 0.0) / before[changed[0]]
+    verdict = _lost(made, change) or _exchanged(change, before, after) or _counted(made, ours, change)
+    if verdict is not None:
+        label, said, free = verdict
+        yield Finding(label, said, _everywhere(made, theirs), free, parameters)
+
+
+def _lost(made: Glue, change: _Change) -> tuple[str, str, int] | None:
+    if not change.lost or change.gained or change.counted or not change.kept:
         return None
-    weights = np.zeros(len(terms))
-    weights[kept] = np.linalg.lstsq(matrix[:, kept] / sizes[kept], wanted, rcond=None)[0] / sizes[kept]
-    enough = limit(made.evidence) * size
-    for index in kept:
-        near = round(weights[index])
-        if abs(weights[index] - near) * sizes[index] <= 2 * enough:
-            weights[index] = near
-        else:
-            weights[index] = rounded(float(weights[index]), enough / sizes[index] / abs(weights[index]))
-    return weights if made.near(matrix @ weights, wanted) else None
+    names = [one.words for one in change.lost]
+    said = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not added"
+    full = all(one.is_plain and made.is_full(one.terms[0]) for one in change.lost)
+    if not full or any(one.terms[0] in kept.terms for one in change.lost for kept in change.kept):
+        return ("missing-term", said, 0) if len(names) == 1 else None
+    kept = [made.terms[index].name for one in change.kept for index in one.terms if made.is_full(index)]
+    first = [one for one in kept if goes_around(made.evidence, [one], names)]
+    if goes_around(made.evidence, names, kept):
+        if first and len(names) == 1:
+            return "residual-source", f"the sum goes on from {first[0]}, to which {names[0]} has not been added", 0
+        return "missing-residual", said, 0
+    return ("missing-term", said, 0) if len(names) == 1 else None
 
 
-def _other_weights(made: Glue, ours: Floats, theirs: Floats) -> Iterator[Finding]:
-    changed = np.flatnonzero(ours != theirs)
-    predicted = sum((theirs[one] * made.whole(one) for one in np.flatnonzero(theirs).tolist()), np.zeros(()))
-    predicted = np.broadcast_to(predicted, made.evidence.expected.shape)
-    names = [made.terms[one].name for one in changed]
-    parameters = {"weights": dict(zip(names, theirs[changed].tolist(), strict=True)),
-                  "reference_weights": dict(zip(names, ours[changed].tolist(), strict=True))}  # fmt: skip
-    used = np.flatnonzero(ours)
-    lost = [int(one) for one in changed if ours[one] and not theirs[one]]
-    gained = [int(one) for one in changed if theirs[one] and not ours[one]]
-    if len(used) > 1 and len(changed) == 1 and lost:
-        label = "missing-residual" if _is_skip(made, lost[0], used) else "missing-term"
-        yield Finding(label, f"{names[0]} is not added", predicted, 0, parameters)
-    elif len(used) > 1 and len(changed) == 2 and len(lost) == len(gained) == 1 and ours[lost[0]] == theirs[gained[0]]:
-        said = f"{made.terms[gained[0]].name} is added instead of {made.terms[lost[0]].name}"
-        yield Finding("residual-source", said, predicted, 0, parameters)
-    elif len(changed) == 2 and not lost and not gained and (ours[changed] == theirs[changed[::-1]]).all():
-        yield Finding("swapped-operands", f"{names[0]} and {names[1]} are exchanged", predicted, 0, parameters)
-    elif len(used) > 1 and not lost and not gained and len(changed) < len(used):
-        if len(set(ours[used])) == 1 and (theirs[changed] == 1).all():
-            said = f"the factor {ours[used[0]]:.6g} is not applied to {' and '.join(names)}, as if before the sum"
-            yield Finding("op-order", said, predicted, 0, parameters)
-        else:
-            said = ", ".join(f"{name} counts {theirs[one]:.6g} times instead of {ours[one]:.6g}"
-                             for name, one in zip(names, changed, strict=True))  # fmt: skip
-            yield Finding("scale", said, predicted, len(changed), parameters)
+def _exchanged(change: _Change, before: dict[str, float], after: dict[str, float]) -> tuple[str, str, int] | None:
+    if len(change.lost) == len(change.gained) == 1 and change.kept and not change.counted:
+        lost, gained = change.lost[0].words, change.gained[0].words
+        ungated = not change.lost[0].is_plain and change.gained[0].terms[0] in change.lost[0].terms
+        if before[lost] == after[gained] and not ungated:
+            return "residual-source", f"{gained} is added instead of {lost}", 0
+    if len(change.counted) == 2 and not change.lost and not change.gained:
+        (a, ours_a, theirs_a), (b, ours_b, theirs_b) = change.counted
+        if (ours_a, ours_b) == (theirs_b, theirs_a):
+            return "swapped-operands", f"{a.words} and {b.words} are exchanged", 0
+    return None
 
 
-def _is_skip(made: Glue, index: int, used: NDArray[np.intp]) -> bool:
-    """Whether a term is what goes around the others: the earliest, where none of them looks up an embedding."""
-    sites = list(made.evidence.around.sites("fwd"))
-    rank = {site.name: place for place, site in reversed(list(enumerate(sites)))}
-    ops = {site.name: made.evidence.around.op(site) for site in sites}
-    names = [made.terms[one].name for one in used]
-    if any("embedding" in ops.get(name, "").lower() for name in names if name != made.terms[index].name):
-        return False
-    known = all(name in rank for name in names)
-    first = min(names, key=lambda name: rank[name]) if known else names[0]
-    return bool(first == made.terms[index].name)
+def _counted(made: Glue, ours: Mixture, change: _Change) -> tuple[str, str, int] | None:
+    if not change.counted or change.lost or change.gained:
+        return None
+    if not change.kept:
+        return _alone(made, change)
+    names = [part.words for part, _, _ in change.counted]
+    if len(set(ours.weights)) == 1 and all(after == 1 for _, _, after in change.counted):
+        factor = ours.weights[0]
+        return "op-order", f"the factor {factor:.6g} is not applied to {' and '.join(names)}, as if before the sum", 0
+    said = ", ".join(
+        f"{part.words} counts {after:.6g} times instead of {before:.6g}" for part, before, after in change.counted
+    )
+    part, once, twice = change.counted[0]
+    if len(names) == 1 and part.is_plain and not made.is_full(part.terms[0]) and twice == 2 * once:
+        return "double-bias", said, 0
+    return "scale", said, len(names)
 
 
-def _other_source(made: Glue, weights: Floats, index: int, wanted: Floats) -> Iterator[Finding]:
+def _alone(made: Glue, change: _Change) -> tuple[str, str, int] | None:
+    """One term by itself, with another factor; where another term is nearly the same, either may be missing."""
+    every = [plain(made, index) for index in range(len(made.terms))]
+    if len(independent(made, every, made.reference)) < len(every):
+        return None
+    part, before, after = change.counted[0]
+    if len(change.counted) > 1 or before == 1:  # a factor where the reference has none is anything's
+        return None
+    said = f"{part.words} is multiplied by {after:.6g} instead of {before:.6g}"
+    return "scale", said, 0 if after == 1 else 1
+
+
+def _other_part(made: Glue, ours: Mixture, index: int) -> Iterator[Finding]:
+    """One summand is computed otherwise: its gate is not applied or another one, or it is activated."""
+    rest = ours.without(index).of(made.candidate)
+    wanted = (made.found - rest) / ours.weights[index]
+    part = ours.parts[index]
+    now = float(np.linalg.norm(wanted - part.formula(made.candidate)))
+    enough = 2 * limit(made.evidence) * float(np.linalg.norm(made.found)) / abs(ours.weights[index])
+    tried = [
+        (float(np.linalg.norm(other.formula(made.candidate) - wanted)), number, label, said, other)
+        for number, (label, said, other) in enumerate(_alternatives(made, part, len(ours.parts) > 1))
+    ]
+    fitting = [one for one in tried if one[0] <= enough and MARGIN * one[0] < now]
+    if fitting:
+        _, _, label, said, other = min(fitting, key=lambda one: one[:2])
+        yield Finding(
+            label, f"{said} instead of {part.words}", _everywhere(made, ours.replacing(index, other)),
+            parameters={"candidate": other.words, "reference": part.words},
+        )  # fmt: skip
+
+
+def _alternatives(made: Glue, part: Part, among_others: bool) -> Iterator[tuple[str, str, Part]]:
+    if part.is_plain:
+        if not among_others:  # alone, an activation of it is one too many, which is said elsewhere
+            return
+        a = part.terms[0]
+        for name in FUNCTIONS:
+            words = f"{name}({part.words})"
+            yield "op-order", f"{words} is added", Part(words, (a,), partial(_activated, name, a), name)
+        return
+    a, b = part.terms
+    if part.gate != "identity":
+        yield "swapped-operands", gated(made, part.gate, b, a).words, gated(made, part.gate, b, a)
+        yield "skipped-op", gated(made, "identity", a, b).words, gated(made, "identity", a, b)
+    for name in FUNCTIONS:
+        if name != part.gate:
+            yield "activation-variant", gated(made, name, a, b).words, gated(made, name, a, b)
+    if part.gate != "identity":
+        words = f"{part.gate}({made.terms[a].name})"
+        yield "skipped-op", words, Part(words, (a,), partial(_activated, part.gate, a), part.gate)
+    else:
+        yield "skipped-op", made.terms[a].name, plain(made, a)
+    yield "skipped-op", made.terms[b].name, plain(made, b)
+
+
+def _activated(name: str, index: int, terms: Sequence[Floats]) -> Floats:
+    return GATES[name](terms[index])
+
+
+def _other_source(made: Glue, ours: Mixture, index: int) -> Iterator[Finding]:
     """The term is another tensor of the run."""
-    if made.near(wanted, made.candidate[index], 4.0):
+    rest = ours.without(index)
+    wanted = (made.found - rest.of(made.candidate)) / ours.weights[index]
+    term = made.terms[ours.parts[index].terms[0]]
+    if made.near(wanted, ours.parts[index].formula(made.candidate), 1.0):
         return
     for site, value in another_source(made.evidence, wanted, made.at):
-        if site.name == made.terms[index].name:
+        if site.name == term.name:
             continue
-        predicted = weights[index] * floats(value)
-        for one in np.flatnonzero(weights):
-            if one != index:
-                predicted = predicted + weights[one] * made.whole(int(one))
+        predicted = _everywhere(made, rest) + ours.weights[index] * floats(value)
         yield Finding(
-            "residual-source", f"{site.name or 'the model'} ({site.port}) is added instead of {made.terms[index].name}",
-            predicted, 0, {"site": list(site), "reference_term": made.terms[index].name},
+            "residual-source", f"{site.name or 'the model'} ({site.port}) is added instead of {term.name}",
+            predicted, 0, {"site": list(site), "reference_term": term.name},
         )  # fmt: skip
         return
 
 
-def _gated(name: str, terms: Sequence[Floats], a: int, b: int) -> Floats:
-    return np.asarray(WITH_IDENTITY[name](terms[a]) * terms[b])
+def _one_of_two(made: Glue, name: str, pair: tuple[int, int]) -> Iterator[Finding]:
+    """A term of an activated sum is missing."""
+    function = FUNCTIONS[name]
+    for lost, kept in (pair, pair[::-1]):
+        if made.near(function(made.candidate[kept]), made.found):
+            names = made.terms[lost].name, made.terms[kept].name
+            skip = made.is_full(lost) and goes_around(made.evidence, names[:1], names[1:])
+            label = "missing-residual" if skip else "missing-term"
+            yield Finding(label, f"{names[0]} is not added", function(made.whole(kept)), 0, {"term": names[0]})
 
 
-def _other_gates(gate: str, a: int, b: int) -> Iterator[tuple[str, str, Callable[[Sequence[Floats]], Floats]]]:
-    """What else could have been computed of a gate and what it gates: a label, the words and the formula."""
-    if gate != "identity":
-        yield "swapped-operands", f"{gate}({{1}}) * {{0}}", lambda terms: _gated(gate, terms, b, a)
-        yield "skipped-op", "{0} * {1}", lambda terms: terms[a] * terms[b]
-    for other in FUNCTIONS:
-        if other != gate:
-            yield "activation-variant", f"{other}({{0}}) * {{1}}", partial(_gated, other, a=a, b=b)
-    yield "skipped-op", f"{gate}({{0}})", lambda terms: WITH_IDENTITY[gate](terms[a])
-    yield "skipped-op", "{1}", lambda terms: terms[b]
+def _everywhere(made: Glue, one: Mixture) -> Floats:
+    used = {index for part in one.parts for index in part.terms}
+    terms = [made.whole(index) if index in used else np.zeros(()) for index in range(len(made.terms))]
+    return np.broadcast_to(one.of(terms), made.evidence.expected.shape)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (sums, products, activated_sums)
+HYPOTHESES: tuple[Hypothesis, ...] = (sums, activated_sums)

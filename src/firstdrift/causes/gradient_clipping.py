@@ -15,6 +15,7 @@ from .hypotheses import Finding, Hypothesis
 MOST_READ = 100_000_000  # elements of gradients that are read for a global norm
 ROUND = 90  # numbers of two digits in a decade, of which a limit is one
 UNCLIPPED = 1e-6
+CLIPPED_BY = 1e-5  # a norm plus this is what gradients are divided by, so that much less remains
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
         return
     gradient = floats(raw)
     if not ours.untouched and ours.together and theirs.untouched:
+        if ours.factors[0] >= 1 or not _written(evidence, ours.norm):
+            return  # a factor, and no clipping
         sentence = f"the gradients are not clipped; the reference clips their norm to {rounded(ours.norm, 1e-3):.6g}"
         yield Finding("clip-norm", sentence, gradient, 0, {"max_norm": None, "reference_max_norm": ours.norm})
         return
@@ -77,18 +80,18 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
 def _other_norm(evidence: Evidence, ours: _Side, theirs: _Side, reference: str) -> Iterator[Finding]:
     """One factor for all: clipping, where the norm that it leaves is a number somebody would write."""
     norm = theirs.norm
-    written = rounded(norm, max(limit(evidence), 1e-6))
-    two_digits = float(f"{norm:.2g}")
-    if (
-        theirs.factors[0] >= 1
-        or abs(two_digits / norm - 1) > max(limit(evidence), 1e-6)
-        or not telling(evidence, ROUND)
-    ):
+    if theirs.factors[0] >= 1 or not _written(evidence, norm):
         return
+    written, two_digits = rounded(norm, max(limit(evidence), CLIPPED_BY)), float(f"{norm:.2g}")
     sentence = f"the norm of all gradients is clipped to {written:.6g}; the reference {reference}"
     parameters = {"max_norm": two_digits, "reference_max_norm": None if ours.untouched else ours.norm}
     times = theirs.factors[0] / ours.factors[0]
     yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, parameters)
+
+
+def _written(evidence: Evidence, norm: float) -> bool:
+    """Whether a norm is a number of two digits, as somebody would write it, and not by chance."""
+    return abs(float(f"{norm:.2g}") / norm - 1) <= max(limit(evidence), CLIPPED_BY) and telling(evidence, ROUND)
 
 
 def not_reduced(evidence: Evidence) -> Iterator[Finding]:

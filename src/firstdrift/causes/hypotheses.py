@@ -121,10 +121,11 @@ def explain(evidence: Evidence, table: Sequence[Hypothesis]) -> Cause:
 def _chosen(trial: _Trial) -> Cause:
     ranked = _ranked(trial)
     if ranked:
-        return _cause(ranked, _confidence(trial, ranked) if ranked[0].finding.label != "unknown" else 0.0)
+        value = _confidence(trial, ranked) if ranked[0].finding.label != "unknown" else 0.0
+        return _cause(trial, ranked, value)
     partial = sorted(trial.tested, key=lambda one: (one.residual, *_preference(one)))
     if partial and _believable(trial, partial):
-        return _cause(partial, _strength(trial) / 8)
+        return _cause(trial, partial, _strength(trial) / 8)
     return _unknown(trial, partial)
 
 
@@ -151,34 +152,45 @@ def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
             trial.run(hypothesis)
         return trial
     start = thread_time()
-    hopeful, costs = _screened(evidence, table)
-    for hypothesis in hopeful:
+    screened = _screened(evidence, table)
+    for hypothesis in screened.exact:
         trial.run(hypothesis)
-    for hypothesis in table:
+    rest = [one for one in table if one not in screened.exact]
+    for hypothesis in (*screened.hopeful, *(one for one in rest if one not in screened.hopeful)):
         if trial.settled:
             break
-        if hypothesis not in hopeful and thread_time() - start + costs.get(hypothesis, 0.0) <= PATIENCE:
+        hopeful = hypothesis in screened.hopeful
+        if hopeful or thread_time() - start + screened.costs.get(hypothesis, 0.0) <= PATIENCE:
             trial.run(hypothesis)
     return trial
 
 
-def _screened(evidence: Evidence, table: Sequence[Hypothesis]) -> tuple[list[Hypothesis], dict[Hypothesis, float]]:
-    """The hypotheses that a part of the tensor does not refute, and how long each should take on the whole."""
-    hopeful: list[Hypothesis] = []
-    costs: dict[Hypothesis, float] = {}
+@dataclass(frozen=True, slots=True)
+class _Screened:
+    """What a part of a tensor says of the hypotheses: those that explain all of it, those that explain most of it, and
+    how long each should take on the whole."""
+
+    exact: list[Hypothesis] = field(default_factory=list)
+    hopeful: list[Hypothesis] = field(default_factory=list)
+    costs: dict[Hypothesis, float] = field(default_factory=dict)
+
+
+def _screened(evidence: Evidence, table: Sequence[Hypothesis]) -> _Screened:
+    said = _Screened()
     part = part_of(evidence)
     if part is None:
-        return hopeful, costs
+        return said
     small, begun = _Trial.of(part), thread_time()
     for hypothesis in table:
         if small.settled or thread_time() - begun > PATIENCE:
             break
-        start = thread_time()
+        start, before = thread_time(), len(small.tested)
         if small.run(hypothesis):
-            hopeful.append(hypothesis)
+            is_exact = any(one.residual <= small.limit for one in small.tested[before:])
+            (said.exact if is_exact else said.hopeful).append(hypothesis)
         grown = math.sqrt(evidence.expected.size / part.expected.size)  # some work grows with the tensor, some does not
-        costs[hypothesis] = (thread_time() - start) * grown
-    return hopeful, costs
+        said.costs[hypothesis] = (thread_time() - start) * grown
+    return said
 
 
 def _findings(hypothesis: Hypothesis, evidence: Evidence) -> Iterator[Finding]:
@@ -237,7 +249,9 @@ def _distance(found: Array, predicted: Array, scale: float, stop: float = math.i
 
 def _ranked(trial: _Trial) -> list[Tested]:
     """What explains everything, best first. What leaves far more than another comes after it, whatever it fitted."""
-    exact = [one for one in trial.tested if one.residual <= trial.limit]
+    fitting = [one for one in trial.tested if one.residual <= trial.limit]
+    named = [one for one in fitting if one.finding.label != "unknown"]
+    exact = named or fitting  # a tensor recognised without a name for it does not outdo a cause
     least = min((one.residual for one in exact if one.measured), default=math.inf)
     enough = max(EXACT * least, min(trial.evidence.noise, STORED))
     as_good = [one for one in exact if not one.measured or one.residual <= enough]
@@ -303,9 +317,17 @@ def _unknown(trial: _Trial, partial: Sequence[Tested]) -> Cause:
     )
 
 
-def _cause(ranked: Sequence[Tested], confidence: float) -> Cause:
-    best, rival = ranked[0].finding, _rival(ranked)
+def _cause(trial: _Trial, ranked: Sequence[Tested], confidence: float) -> Cause:
+    best = ranked[0].finding
+    rest = sorted((one for one in trial.tested if one not in ranked), key=lambda one: one.residual)
+    rival = _rival([*ranked, *rest])
     return Cause(
         best.label, best.sentence, confidence, LABELS[best.label].confirm, best.parameters,
-        None if rival is None else rival.finding.label,
+        None if rival is None else rival.finding.label, None if rival is None else _margin(trial, ranked[0], rival),
     )  # fmt: skip
+
+
+def _margin(trial: _Trial, best: Tested, rival: Tested) -> float:
+    """How many times as much a rival leaves, where what noise leaves counts as left by both."""
+    floor = max(trial.evidence.noise, LEAST_NOISE)
+    return max(rival.residual, floor) / max(best.residual, floor)

@@ -20,6 +20,8 @@ DENORMAL = 2.0**-126  # below the smallest normal float32
 GARBAGE = 1e6  # times the usual size of the values
 BLOCK = 0.9  # of the unwritten elements must lie in slices that are unwritten as a whole
 ZERO_IS_NAMED_ELSEWHERE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
+ROW_BY_ROW = ("Linear", "MatMul", "Gemm")  # operations that make every row alike
+FEW_ROWS = 0.25  # of all rows, which may be unwritten before another cause is likelier
 FEWEST = 64  # elements before zeros can be called random
 SURPRISE = 6.0  # standard deviations that chance does not reach
 
@@ -83,6 +85,36 @@ def uninitialised(evidence: Evidence) -> Iterator[Finding]:
     predicted = np.where(bad, found, expected)
     said = f"{int(bad.sum())} of {bad.size} elements are {what}, as if nobody had written them"
     yield Finding("uninitialised", said, predicted, 1, {"count": int(bad.sum()), "kinds": what.split(", ")})
+
+
+def unwritten_rows(evidence: Evidence) -> Iterator[Finding]:
+    """Whole rows of a product hold numbers that have nothing to do with it; all others are as expected.
+
+    Every row is made by the same sums. One that is wrong alone was not made by them.
+    """
+    expected, found = evidence.expected, evidence.found
+    if not evidence.op.startswith(ROW_BY_ROW) or evidence.site.phase != "fwd" or expected.ndim < 2:
+        return
+    a, b = (floats(one).reshape(-1, expected.shape[-1]) for one in (expected, found))
+    if a.shape[1] < FEWEST // 2 or not np.isfinite(b).all():
+        return
+    sizes = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+    off = np.linalg.norm(a - b, axis=1) > 2 * limit(evidence) * sizes
+    if not off.any() or off.mean() > FEW_ROWS:
+        return
+    usual = np.linalg.norm(a[off], axis=1) * np.linalg.norm(b[off], axis=1)
+    alike = np.abs((a[off] * b[off]).sum(axis=1)) / np.where(usual > 0, usual, np.inf)
+    if (alike > SURPRISE / math.sqrt(a.shape[1])).any() or not _changed_throughout(a[off], b[off], evidence):
+        return
+    count = int(off.sum())
+    said = f"{count} of {len(a)} rows hold numbers unlike what belongs there, as if nobody had written them"
+    predicted = np.where(off[:, None], b, a).reshape(expected.shape)
+    yield Finding("uninitialised", said, predicted, 1, {"rows": np.flatnonzero(off)[:16].tolist(), "count": count})
+
+
+def _changed_throughout(expected: Floats, found: Floats, evidence: Evidence) -> bool:
+    close = np.abs(found - expected) <= 2 * limit(evidence) * np.abs(expected).max()
+    return bool(close.mean() < 1 - BLOCK)
 
 
 def dropout_active(evidence: Evidence) -> Iterator[Finding]:
@@ -173,4 +205,6 @@ def _chance(hits: Array, tries: Array, p: float) -> bool:
     return square <= len(deviation) + SURPRISE * math.sqrt(2 * len(deviation))
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (overflow, nan_origin, uninitialised, dropout_active, nondeterministic)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    overflow, nan_origin, uninitialised, unwritten_rows, dropout_active, nondeterministic,
+)  # fmt: skip

@@ -13,6 +13,7 @@ from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .loss_formulas import CROSS_ENTROPY, Formula, Scores
 from .loss_readings import Batch, Reading, inferred_target, readings, variants
+from .scores import gradients_of, whole
 
 UNITS = {2.0: "two", float(np.log(2.0)): "ln 2: the logarithm to another base"}
 PROMISING = 0.15  # of the difference: what a reading may leave of it on a few rows to be tried on all
@@ -48,7 +49,8 @@ class _Loss:
         if self.ours is None or self.theirs is None or agree(self.evidence, self.ours, self.theirs):
             return False
         allowed = max(limit(self.evidence), CLOSE * distance(self.ours, self.theirs))
-        return distance(reading.gradient(batch), self.theirs) > allowed
+        unit = factor(self.reading.gradient(self.batch), self.ours)  # gradients may be recorded as those of a sum
+        return distance(unit * reading.gradient(batch), self.theirs) > allowed
 
 
 def loss_scaled(evidence: Evidence) -> Iterator[Finding]:
@@ -110,12 +112,11 @@ def _other_labels(loss: _Loss) -> Iterator[Finding]:
                 yield found
     for by in (1, -1) if loss.batch.of_classes else ():
         classes = np.asarray(target, np.int64)
-        shifted = np.where(classes < 0, classes, classes + by)
-        if shifted.max() < loss.batch.logits.shape[loss.batch.axis or 0] and not np.any((shifted < 0) & (classes >= 0)):
-            batch = loss.batch.with_target(shifted)
-            found = loss.finding("label-shift", f"every label is off by {by:+d}", loss.reading, batch)
-            if found is not None:
-                yield found
+        count = loss.batch.logits.shape[loss.batch.axis or 0]
+        batch = loss.batch.with_target(np.where(classes < 0, classes, (classes + by) % count))
+        found = loss.finding("label-shift", f"every label is off by {by:+d}", loss.reading, batch)
+        if found is not None:
+            yield found
 
 
 MISTAKEN: dict[str, Callable[[Scores], Floats]] = {
@@ -203,10 +204,8 @@ def _gradients(evidence: Evidence) -> tuple[Array | None, Array | None]:
     """The gradient at the scores, of both sides."""
     if evidence.site.phase == "lossgrad":
         return evidence.expected, evidence.found
-    for site in evidence.around.sites("lossgrad"):
-        if (site.step, site.sample) == (evidence.site.step, evidence.site.sample):
-            return evidence.around.reference(site), evidence.around.candidate(site)
-    return None, None
+    sites = gradients_of(evidence.site, evidence.around.sites("lossgrad"))
+    return whole(sites, evidence.around.reference), whole(sites, evidence.around.candidate)
 
 
 def _candidate_targets(loss: _Loss) -> Iterator[Array]:

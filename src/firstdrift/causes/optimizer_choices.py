@@ -18,11 +18,12 @@ CHOICES: dict[str, dict[str, tuple[str, tuple[dict[str, Any], ...]]]] = {
             {"decoupled": True}, {"decoupled": False},
             {"decoupled": True, "decay_by_lr": False}, {"decoupled": True, "decay_by_lr": True},
         )),
+        "state": ("optimizer-momentum", ({"forgetful": True},)),
     },
     "sgd": {
         "momentum": ("optimizer-momentum", (
             {"nesterov": True}, {"nesterov": False}, {"momentum": 0.0}, {"dampening": 0.0},
-            {"first_dampened": True}, {"first_dampened": False},
+            {"first_dampened": True}, {"first_dampened": False}, {"forgetful": True},
         )),
         "decay": ("weight-decay-coupling", (
             {"decoupled": True}, {"decoupled": False}, {"decoupled": True, "decay_by_lr": False},
@@ -30,7 +31,9 @@ CHOICES: dict[str, dict[str, tuple[str, tuple[dict[str, Any], ...]]]] = {
     },
     "rmsprop": {
         "eps": ("optimizer-eps", ({"eps_place": IN_ROOT}, {"eps_place": AFTER_ROOT})),
-        "momentum": ("optimizer-momentum", ({"momentum": 0.0}, {"centered": True}, {"centered": False})),
+        "momentum": ("optimizer-momentum", (
+            {"momentum": 0.0}, {"centered": True}, {"centered": False}, {"forgetful": True},
+        )),
         "decay": ("weight-decay-coupling", ({"decoupled": True}, {"decoupled": False})),
     },
     "adagrad": {
@@ -92,5 +95,7 @@ def choice_sentence(rule: Rule, changes: dict[str, Any], step: int) -> str:
         return f"weight decay is {ways[new.decoupled]} instead of {ways[rule.decoupled]}"
     if new.decay_by_lr != rule.decay_by_lr:
         return f"decoupled weight decay is {'' if new.decay_by_lr else 'not '}multiplied by the learning rate"
+    if new.forgetful != rule.forgetful:
+        return "the state of the step before is forgotten: every step starts anew"
     name, value = next((name, value) for name, value in changes.items() if getattr(rule, name) != value)
     return f"{name.replace('_', ' ')} is {str(value).lower()} instead of {str(getattr(rule, name)).lower()}"

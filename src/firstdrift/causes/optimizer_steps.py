@@ -38,6 +38,7 @@ class Rule:
     decoupled: bool = False
     decay_by_lr: bool = True  # whether decoupled decay is multiplied by the learning rate
     ascending: bool = False
+    forgetful: bool = False  # whether every step starts from no state
 
     def but(self, **changes: Any) -> Rule:
         """The same rule with other settings."""
@@ -65,6 +66,7 @@ class Given:
 
 def take(rule: Rule, given: Given) -> dict[str, Floats]:
     """What a step makes: the `update` of the weight, and the state after it by torch's names."""
+    given = replace(given, state={}) if rule.forgetful else given
     grad = -given.grad if rule.ascending else given.grad
     if rule.weight_decay and not rule.decoupled:
         grad = grad + rule.weight_decay * given.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,8 +118,9 @@ def weight_decay(evidence: Evidence) -> Iterator[Finding]:
 
 def not_updated(evidence: Evidence) -> Iterator[Finding]:
     """A parameter that the optimizer left as it was."""
+    statistic = evidence.site.port.startswith("running_")  # which no optimizer updates
     still = evidence.site.phase == "weight_after" and not np.any(evidence.found) and np.any(evidence.expected)
-    if still and np.any(evidence.candidate_inputs.get("grad", np.ones(1))):
+    if still and not statistic and np.any(evidence.candidate_inputs.get("grad", np.ones(1))):
         yield Finding("skipped-op", "the candidate's optimizer did not update this parameter", evidence.found)
 
 
@@ -143,8 +144,11 @@ def _reproduced(evidence: Evidence) -> _Step | None:
     if reference is None or candidate is None or candidate.grad.shape != evidence.found.shape:
         return None
     stride = -(-evidence.found.size // SCREEN) or 1
-    expected, some = floats(evidence.expected).ravel()[::stride], reference.every(stride)
+    expected = floats(evidence.expected).ravel()[::stride]
     declared = rule_of(evidence.attrs, _class(evidence, "optimizer"))
+    if declared is not None and (unrecorded := _unrecorded(evidence, declared)) is not None:
+        reference = candidate = unrecorded
+    some = reference.every(stride)
     if declared is not None:
         rules = [declared, *_one_away(declared)]
     else:
@@ -156,11 +160,40 @@ def _reproduced(evidence: Evidence) -> _Step | None:
     return None
 
 
+def _unrecorded(evidence: Evidence, rule: Rule) -> Given | None:
+    """What a later step starts from where no state was recorded: made once more from the gradients before it.
+
+    The steps before were clean, or this would not be the first drift, so that both sides' state is the same.
+    """
+    site = evidence.site
+    now = _given(evidence.candidate_inputs)
+    if site.step == 0 or now is None or now.state:
+        return None
+    state: dict[str, Floats] = {}
+    for step in range(site.step):
+        weight, grad = (_at(evidence, step, phases) for phases in (("weight",), ("grad_scaled", "grad")))
+        if weight is None or grad is None or not weight.shape == grad.shape == now.grad.shape:
+            return None
+        made = take(rule, Given(weight, grad, state, step + 1))
+        state = {key: item for key, item in made.items() if key != "update"}
+    return replace(now, state=state, step=site.step + 1) if state else None
+
+
+def _at(evidence: Evidence, step: int, phases: Sequence[str]) -> Floats | None:
+    """A parameter, or its gradient, at an earlier step of the candidate."""
+    port = evidence.site.port.split(".")[0] if evidence.site.phase == "optim" else evidence.site.port
+    for phase in phases:
+        found = evidence.around.candidate(evidence.site._replace(step=step, phase=phase, port=port))
+        if found is not None:
+            return floats(found)
+    return None
+
+
 def _one_away(rule: Rule) -> Iterator[Rule]:
     """The forms that the reference may itself have."""
     for _, choices in CHOICES[rule.kind].values():
         for changes in choices:
-            if _changes(rule, changes):
+            if _changes(rule, changes) and "forgetful" not in changes:
                 yield rule.but(**changes)
 
 

@@ -130,11 +130,12 @@ def _ungrouped(rows: Floats, one: Grouping, evidence: Evidence) -> Floats:
 
 
 def _shifted_integers(evidence: Evidence) -> Iterator[Finding]:
-    difference = evidence.found.astype(np.int64) - evidence.expected.astype(np.int64)
+    found, expected = evidence.found.astype(np.int64), evidence.expected.astype(np.int64)
+    difference = found - expected
     shift = int(np.median(difference)) if difference.size else 0
     if shift and (difference == shift).mean() >= SHARE:
-        low, high = (-128, 127) if evidence.found.dtype.name == "int8" else (0, 255)
-        predicted = np.clip(evidence.expected.astype(np.int64) + shift, low, high)
+        # beyond the range that the candidate uses, which may be narrower than its dtype's, integers stay at its end
+        predicted = np.clip(expected + shift, found.min(), found.max())
         yield Finding("zero-point", f"every integer is off by {shift:+d}", predicted, 1, {"steps": shift})
 
 

@@ -78,7 +78,7 @@ def _back(x: Floats, axes: tuple[int, int], like: Array) -> Floats:
 def _fitted(before: Floats, after: Floats, limit: float) -> Rotary | None:
     """The rotation that makes one tensor of another, or None; found on one sample, proven on all."""
     width = before.shape[-1]
-    if width % 2 or before.shape[1] < 2:
+    if width % 2 or before.shape[1] < 2 or _is_multiple(before, after, limit):
         return None
     for part, pairing in product(dict.fromkeys((width, width // 2, width // 4, 3 * width // 4)), PAIRINGS):
         if part < 2 or part % 2:
@@ -88,6 +88,12 @@ def _fitted(before: Floats, after: Floats, limit: float) -> Rotary | None:
             if all(_error(before[n, :, h], after[n, :, h], rotary) <= limit for n, h in parts):
                 return rotary
     return None
+
+
+def _is_multiple(before: Floats, after: Floats, limit: float) -> bool:
+    """Whether nothing turns: one tensor is a factor times the other."""
+    factor = float(np.vdot(before, after)) / max(float(np.vdot(before, before)), 1e-300)
+    return float(np.linalg.norm(factor * before - after)) <= limit * float(np.linalg.norm(after))
 
 
 def _proposed(before: Floats, after: Floats, channels: int, pairing: str) -> Iterator[Rotary]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .attention.positions import BASES, FACTORS, LENGTHS
-from .attention.rotary import LOW, PAIRINGS, STAGES, Floats, Rotary, base_of, geometric, llama3, yarn
+from .attention.rotary import LOW, PAIRINGS, STAGES, Floats, Rotary, base_of, first_pairs, geometric, llama3, yarn
 
 SHIFTS = tuple(sorted(range(-8, 9), key=abs))[1:]
 
@@ -56,6 +56,11 @@ def changes(rotary: Rotary, width: int, measured: Floats | None = None) -> Itera
         amplitude: dict[str, Any] = {"factor": 1.0, "reference_factor": rotary.factor}
         said = f"the factor {rotary.factor:.6g} on rotated channels is missing"
         yield Change("rope-scaling", said, replace(rotary, factor=1.0), amplitude)
+    pairs_turned = len(rotary.frequencies)
+    for count in sorted({pairs_turned // 4, pairs_turned // 2, 3 * pairs_turned // 4} - {0, pairs_turned}):
+        part: dict[str, Any] = {"rotary_dims": 2 * count, "reference_rotary_dims": rotary.channels}
+        fewer = replace(rotary, frequencies=first_pairs(rotary.frequencies, count))
+        yield Change("rope-partial", f"only the first {count} of {pairs_turned} pairs are rotated", fewer, part)
     for one in retuned(rotary.frequencies, width, measured):
         changed = replace(rotary, frequencies=one.frequencies)
         yield Change(one.label, one.sentence, changed, one.parameters, one.free)
@@ -114,6 +119,11 @@ def _scalings(given: Floats, theta: float) -> Iterator[Retuned]:
 def _read(given: Floats, measured: Floats, theta: float | None) -> Iterator[Retuned]:
     """What frequencies that were measured on the candidate are."""
     base, pairs = base_of(measured, 1e-3), len(given)
+    if base is not None and theta is None:
+        near = next((one for one in BASES if abs(one / base - 1) < 1e-2), None)
+        said = "the scaling of the rotary frequencies is missing"
+        plain = geometric(near or base, 2 * pairs)
+        yield Retuned("rope-scaling", said, plain, {"kind": "none", "theta": near or base}, 0 if near else 1)
     if theta is not None:
         bases = [base] if base is not None else [measured[i] ** (-pairs / i) for i in (pairs // 4, pairs // 2) if i]
         for one in bases:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from . import experts
 from .evidence import Evidence
 from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
 
@@ -243,4 +244,4 @@ def _close(made: Floats, expected: Floats, limit: float) -> bool:
     return float(np.linalg.norm(made - expected)) <= limit * size
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (router_weights, mixture)
+HYPOTHESES: tuple[Hypothesis, ...] = (router_weights, mixture, *experts.HYPOTHESES)

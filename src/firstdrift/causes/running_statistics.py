@@ -57,7 +57,13 @@ def _momenta(evidence: Evidence, step: Floats, reference: float) -> Iterable[Fin
     fitted = _momentum(step, np.asarray(evidence.found, np.float64))
     if fitted is None or abs(fitted - reference) <= EXACT * max(evidence.noise, LEAST_NOISE) * abs(reference):
         return
-    for momentum in (float(f"{fitted:.2g}"), fitted):
+    if not np.any(evidence.found):
+        sentence = f"the running statistics are not updated; the reference's momentum is {reference:.4g}"
+        known = {"momentum": 0.0, "reference_momentum": reference}
+        yield Finding("batchnorm-momentum", sentence, np.zeros_like(step), 0, known)
+        return
+    swapped = 1.0 - reference  # the share of the old value, as some frameworks have it
+    for momentum, free in ((swapped, 0), (float(f"{fitted:.2g}"), 1), (fitted, 1)):
         sentence = f"the momentum of the running statistics is {momentum:.4g} instead of {reference:.4g}"
         known = {"momentum": momentum, "reference_momentum": reference}
-        yield Finding("batchnorm-momentum", sentence, momentum * step, 1, known)
+        yield Finding("batchnorm-momentum", sentence, momentum * step, free, known)

@@ -39,6 +39,9 @@ class _Part:
     def op(self, site: Site) -> str:
         return self._around.op(site)
 
+    def producers(self, site: Site) -> Sequence[Site]:
+        return self._around.producers(site)
+
     def _cut(self, array: Array | None) -> Array | None:
         return None if array is None else _cut(array, self._count, self._kept)
 

@@ -96,7 +96,8 @@ def _others(own: Table) -> Iterator[tuple[str, str, Table]]:
     laid = {True: "interleaved", False: "in two halves"}
     yield ("frequency-table", f"sines and cosines are {laid[not own.interleaved]} instead of {laid[own.interleaved]}",
            replace(own, interleaved=not own.interleaved))  # fmt: skip
-    yield "frequency-table", "sines and cosines are exchanged", replace(own, cosine_first=not own.cosine_first)
+    label = "frequency-table" if own.interleaved else "swapped-halves"
+    yield label, "sines and cosines are exchanged", replace(own, cosine_first=not own.cosine_first)
     both = replace(own, interleaved=not own.interleaved, cosine_first=not own.cosine_first)
     yield "frequency-table", "sines and cosines are exchanged, and laid out otherwise", both
     for exponent in EXPONENTS:

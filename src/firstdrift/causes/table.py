@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     activation_variants,
     attention,
+    clamped_gates,
     elementwise,
     embeddings,
     fed,
@@ -15,15 +16,18 @@ from . import (
     linear,
     losses,
     norms,
+    operand_rounding,
     optimizers,
     packing,
     permutations,
     quantisation,
+    quantisers,
     recurrent,
     rope,
     rounding,
     routing,
     spatial,
+    stray_terms,
     weights,
     wiring,
 )
@@ -32,8 +36,8 @@ from .hypotheses import Hypothesis
 # What makes all else meaningless comes first, then what speaks of one phase only, then cheap before expensive.
 FAMILIES = (
     fed, integrity, weights, losses, gradients, optimizers, wiring, elementwise, layouts, permutations, rounding,
-    quantisation, glue, packing, activation_variants, norms, linear, embeddings, rope, spatial, recurrent, attention,
-    routing,
+    operand_rounding, quantisation, quantisers, glue, stray_terms, packing, clamped_gates, activation_variants, norms,
+    linear, embeddings, rope, spatial, recurrent, attention, routing,
 )  # fmt: skip
 
 TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)

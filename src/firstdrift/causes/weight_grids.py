@@ -88,7 +88,13 @@ def other_zero_point(evidence: Evidence) -> Iterator[Finding]:
             shown = ", ".join(map(str, counts[:4]))
             sentence = f"the zero point is off by {shown} step{'s' if counts != [1] else ''} per {name}"
             predicted = _ungrouped(name, ours + (theirs[:, :1] - ours[:, :1]), found.shape)
-            yield Finding("zero-point", sentence, predicted, len(counts), {"steps": counts[:16], "per": name})
+            yield Finding(
+                "zero-point",
+                sentence,
+                predicted,
+                len(counts),
+                {"steps": counts[0] if len(counts) == 1 else counts[:16], "per": name},
+            )
             return
 
 

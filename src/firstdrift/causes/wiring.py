@@ -97,6 +97,44 @@ def call_count(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("call-count", said, None, 0, {"call": following.call, "reference_call": site.call}, 0.0)
 
 
+def not_run(evidence: Evidence) -> Iterator[Finding]:
+    """found is what went into a call that the candidate does not make; or expected is what went into one too many."""
+    if evidence.site.phase != "fwd" or not _told_apart(evidence, evidence.found):
+        return
+    for site in _first_calls(evidence, "reference_only"):
+        value = evidence.around.reference(site)
+        if value is not None and _alike(evidence, value, evidence.found):
+            if site.call:
+                said = f"{site.name} is not called a {_ordinal(site.call)} time"
+                yield Finding("call-count", said, value, 0, {"calls": site.call, "module": site.name})
+            else:
+                yield Finding("skipped-op", f"{site.name} is not run", value, 0, {"module": site.name})
+            return
+    for site in _first_calls(evidence, "candidate_only"):
+        value = evidence.around.candidate(site)
+        if site.call and value is not None and _alike(evidence, value, evidence.expected):
+            said = f"{site.name} is called a {_ordinal(site.call)} time"
+            yield Finding("call-count", said, None, 0, {"reference_calls": site.call, "module": site.name}, 0.0)
+            return
+
+
+def _first_calls(evidence: Evidence, which: str) -> list[Site]:
+    """The inputs of the first call of every module that one side does not make, outer modules first."""
+    here = [
+        one
+        for one in evidence.around.facts.get(which, ())
+        if (one.step, one.phase) == (evidence.site.step, "fwd") and one.port.startswith("in.")
+    ]
+    first = {name: min(one.call for one in here if one.name == name) for name in dict.fromkeys(s.name for s in here)}
+    return sorted((one for one in here if one.call == first[one.name]), key=lambda one: one.name.count("."))
+
+
+def _ordinal(call: int) -> str:
+    number = call + 1
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number}{ending}"
+
+
 def another_source(evidence: Evidence, wanted: Floats, at: NDArray[np.intp]) -> Iterator[tuple[Site, Array]]:
     """The forward tensors of the drift's shape that hold the wanted numbers at these places."""
     size = float(np.linalg.norm(wanted))
@@ -151,4 +189,4 @@ def _when(site: Site) -> str:
     return f"step {site.step}, call {site.call}" + ("" if site.sample is None else f", sample {site.sample}")
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (skipped_op, stale_buffer, exchanged, call_count)
+HYPOTHESES: tuple[Hypothesis, ...] = (skipped_op, stale_buffer, exchanged, call_count, not_run)

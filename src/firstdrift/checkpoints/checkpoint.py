@@ -57,7 +57,7 @@ class Checkpoint:
         metadata: Mapping[str, Json] | None = None,
         aliases: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
-        load_blocks: Callable[[Entry], Bytes] | None = None,
+        load_blocks: Callable[[Entry], Bytes | None] | None = None,
     ) -> None:
         self.path = path
         self.format = format
@@ -93,12 +93,10 @@ class Checkpoint:
         array.flags.writeable = False
         return array
 
-    def blocks(self, name: str) -> Bytes:
-        """The stored bytes of a quantized tensor, row after row."""
+    def blocks(self, name: str) -> Bytes | None:
+        """The bytes of a quantized tensor, row after row; None where its numbers are not simply those of its bytes."""
         entry = self._open_entry(name)
-        if not entry.quantized or self._load_blocks is None:
-            raise SelectionError(f"{self.path}: {shown(name)!r} is {entry.dtype}, not quantized; ask for its array")
-        return self._load_blocks(entry)
+        return self._load_blocks(entry) if entry.quantized and self._load_blocks else None
 
     def check_unchanged(self) -> None:
         """Refuse to go on when a file was written to after it was opened."""
@@ -155,8 +153,8 @@ def count_elements(place: str, shape: Sequence[int], itemsize: int = 8) -> int:
     return prod(shape)
 
 
-def joined(path: Path, format: str, parts: Sequence[Checkpoint], **about: Json) -> Checkpoint:
-    """Several checkpoints of one format as one; the same tensor in two of them is refused."""
+def joined(path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mapping[str, Json]) -> Checkpoint:
+    """Several checkpoints as one; the same tensor in two of them is refused."""
     owner: dict[str, Checkpoint] = {}
     for part in parts:
         for name in part.entries:
@@ -171,6 +169,8 @@ def joined(path: Path, format: str, parts: Sequence[Checkpoint], **about: Json) 
         {name: part.entries[name] for name, part in owner.items()},
         lambda entry: owner[entry.name].array(entry.name),
         files=[file for part in parts for file in part.files],
+        metadata=metadata,
+        aliases={name: stored for part in parts for name, stored in part.aliases.items()},
+        notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
         load_blocks=lambda entry: owner[entry.name].blocks(entry.name),
-        **about,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ class MappedFile:
             if not path.is_file():  # a pipe would hang
                 path.stat()
                 raise FormatError(f"{path}: is not a regular file; name a checkpoint")
-            self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._close = weakref.finalize(self, os.close, self._descriptor)  # when nobody holds it any longer
         self._stamp = self._now()
         self._map: Bytes | None = None
 
@@ -34,9 +36,14 @@ class MappedFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes copied out of the file; never more than there are."""
+        left = min(nbytes, max(0, self.size - offset))
+        parts = []
         with storage(self.path, "read the checkpoint", "check the disk"):
-            self._file.seek(offset)
-            return self._file.read(min(nbytes, max(0, self.size - offset)))
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            while left and (part := os.read(self._descriptor, left)):
+                parts.append(part)
+                left -= len(part)
+        return b"".join(parts)
 
     def view(self, offset: int, nbytes: int) -> Bytes:
         """Bytes of the file, mapped and read-only."""
@@ -46,13 +53,13 @@ class MappedFile:
                 f"{self.path}: bytes {offset} to {offset + nbytes} are asked for but it has {self.size}; fetch it again"
             )
         if self._map is None:
-            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
+            mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) if self.size else b""
             self._map = np.frombuffer(mapped, np.uint8)
         return self._map[offset : offset + nbytes]
 
     def check_unchanged(self) -> None:
         """Refuse to go on with a file that was written to after it was opened."""
-        if self._file.closed:
+        if not self._close.alive:
             raise FormatError(f"{self.path}: the checkpoint was closed; open it again")
         if self._now() != self._stamp:
             raise FormatError(
@@ -62,9 +69,9 @@ class MappedFile:
 
     def close(self) -> None:
         """Let go of the descriptor; arrays that are still held keep their mapping."""
-        self._file.close()
+        self._close()
         self._map = None
 
     def _now(self) -> tuple[int, int]:
-        status = os.fstat(self._file.fileno())
+        status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns

@@ -44,7 +44,7 @@ def open_file(path: Path, start: bytes) -> Checkpoint:
         return _open_zip(path)
     if start[:1] == b"{":
         return _open_json(path)
-    if len(start) >= 9 and start[8:9] == b"{" or path.suffix == ".safetensors":
+    if (len(start) >= 9 and start[8:9] == b"{") or path.suffix == ".safetensors":
         return open_safetensors(path)
     if start[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".bin"):
         from .torch_file import open_torch

@@ -6,16 +6,19 @@ from pathlib import Path
 
 from ..dtypes import numpy_dtype
 from ..errors import FormatError
+from ..formats.border import naming
 from ..formats.safetensors_file import DTYPES, INDEX_SUFFIX
 from ..sites import shown
-from ..strict_json import Json
+from ..strict_json import Json, decode_object
 from .checkpoint import Array, Checkpoint, Entry, joined, plain_bytes
 from .json_file import read_json_object
 from .mapped import MappedFile
+from .ties import declared_ties
 
 FORMAT = "safetensors"
 SHARDED = "safetensors-sharded"
 MAX_INDEX_BYTES = 256 << 20
+CARRIED = "firstdrift.metadata"  # metadata that are no strings, as JSON; the format itself has only strings
 
 
 def open_safetensors(path: Path) -> Checkpoint:
@@ -25,7 +28,7 @@ def open_safetensors(path: Path) -> Checkpoint:
     file = MappedFile(path)
     try:
         with safe_open(path, "np") as opened:
-            metadata = opened.metadata() or {}
+            metadata: dict[str, Json] = opened.metadata() or {}
             slices = {key: opened.get_slice(key) for key in opened.offset_keys()}
             claims = {key: (held.get_dtype(), held.get_shape()) for key, held in slices.items()}
     except SafetensorError as error:
@@ -47,49 +50,56 @@ def open_safetensors(path: Path) -> Checkpoint:
         view = file.view(offsets[entry.name], entry.nbytes)
         return view.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
 
-    return Checkpoint(path, FORMAT, entries, load, files=[file], metadata=metadata)
+    said = _with_carried(metadata, path)
+    return Checkpoint(path, FORMAT, entries, load, files=[file], metadata=said, aliases=declared_ties(said, entries))
+
+
+def _with_carried(metadata: dict[str, Json], path: Path) -> dict[str, Json]:
+    if CARRIED not in metadata:
+        return metadata
+    with naming(f"{path}: its {CARRIED}"):
+        carried = decode_object(metadata[CARRIED])
+    return {**carried, **{key: value for key, value in metadata.items() if key != CARRIED}}
 
 
 def open_sharded(index: Path) -> Checkpoint:
     """Open the shards of an index: every tensor in the shard the index says, and in no other."""
     about = read_json_object(index, MAX_INDEX_BYTES)
-    shard_of = _weight_map(about.get("weight_map"), index)
-    parts = {}
-    for name in dict.fromkeys(shard_of.values()):
-        file = index.parent / name
-        if not file.is_file():
-            raise FormatError(f"{index}: names the shard {name}, which is not there; fetch it")
-        parts[name] = open_safetensors(file)
-    checkpoint = joined(index, SHARDED, list(parts.values()), metadata=_metadata(about, parts))
+    shard_of = weight_map(about, index)
+    parts = {name: open_safetensors(index.parent / name) for name in check_shards(shard_of, index)}
+    metadata: dict[str, Json] = {}
+    for part in parts.values():
+        metadata |= part.metadata
+    said = about.get("metadata")
+    checkpoint = joined(index, SHARDED, list(parts.values()), metadata | (said if isinstance(said, dict) else {}))
     for key, name in shard_of.items():
         if key not in parts[name].entries:
-            raise FormatError(f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again")
+            raise FormatError(
+                f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again"
+            )
     for key in checkpoint.entries:
         if key not in shard_of:
             raise FormatError(f"{index}: does not list {shown(key)!r}, which a shard holds; fetch the shards again")
     return checkpoint
 
 
-def _metadata(about: dict[str, Json], parts: dict[str, Checkpoint]) -> dict[str, Json]:
-    said = about.get("metadata")
-    shards: dict[str, Json] = {}
-    for part in parts.values():
-        shards |= part.metadata
-    return shards | (said if isinstance(said, dict) else {})
-
-
-def _weight_map(said: Json, index: Path) -> dict[str, str]:
+def weight_map(about: dict[str, Json], index: Path) -> dict[str, str]:
+    """Which shard holds which tensor, as an index says it."""
+    said = about.get("weight_map")
     if type(said) is not dict or not said or not all(type(name) is str for name in said.values()):
         raise FormatError(f"{index}: has no 'weight_map' from tensors to files; fetch it again")
-    for name in set(said.values()):
-        check_plain_name(name, index)
     return said
 
 
-def check_plain_name(name: str, index: Path) -> None:
-    """Refuse a shard that lies anywhere but beside its index."""
-    if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-        raise FormatError(f"{index}: shard {shown(name)!r} is not a plain file name beside the index; fetch it again")
+def check_shards(shard_of: dict[str, str], index: Path) -> list[str]:
+    """The shards in order of appearance, each a file beside the index."""
+    names = list(dict.fromkeys(shard_of.values()))
+    for name in names:
+        if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+            raise FormatError(f"{index}: shard {shown(name)!r} is not a plain name beside the index; fetch it again")
+        if not (index.parent / name).is_file():
+            raise FormatError(f"{index}: names the shard {shown(name)}, which is not there; fetch it")
+    return names
 
 
 def is_index(path: Path) -> bool:

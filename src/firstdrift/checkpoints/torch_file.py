@@ -8,13 +8,13 @@ from typing import Any
 
 from ..arrays import as_array
 from ..dtypes import dtype_name
-from ..errors import FormatError, FirstdriftError, StorageError
+from ..errors import FirstdriftError, FormatError
 from ..sites import shown
 from ..strict_json import Json
 from .checkpoint import Array, Checkpoint, Entry, joined
 from .json_file import read_json_object
 from .mapped import MappedFile
-from .safetensors_file import MAX_INDEX_BYTES, check_plain_name
+from .safetensors_file import MAX_INDEX_BYTES, check_shards, weight_map
 
 FORMAT = "pt"
 NESTED = ("state_dict", "model_state_dict", "model", "module")  # where training scripts put the weights
@@ -24,28 +24,96 @@ def holds_pickle(path: Path) -> bool:
     """Whether a zip archive is one that PyTorch wrote."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") or name == "data.pkl" for name in archive.namelist())
+            return any(name.endswith("data.pkl") for name in archive.namelist())
     except Exception:  # whoever opens it says what is wrong
         return False
 
 
 def open_torch(path: Path) -> Checkpoint:
-    """Open a PyTorch file; names that share one storage completely are aliases of the first."""
+    """Open a PyTorch file; names of one and the same tensor are aliases of the first of them."""
     file = MappedFile(path)
-    tensors, notes = _tensors(_load(path), path)
+    tensors, notes = _state_dict(_load(path), path)
     stored: dict[Any, str] = {}
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
-        same = _identity(tensor)
-        if same in stored and tensor.numel():
+        same = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.numel() and same in stored:
             aliases[name] = stored[same]
             continue
         stored[same] = name
         array = _array(tensor, f"{path}, tensor {shown(name)!r}")
         entries[name] = Entry(name, dtype_name(array.dtype) or "", array.shape, array.nbytes)
+    file.check_unchanged()
 
     def load(entry: Entry) -> Array:
-        return _array(tensors[entry.name], entry.name).view()
+        return _array(tensors[entry.name], entry.name)
 
     return Checkpoint(path, FORMAT, entries, load, files=[file], aliases=aliases, notes=notes)
+
+
+def open_torch_index(index: Path) -> Checkpoint:
+    """Open the shards of a `pytorch_model.bin.index.json`."""
+    shard_of = weight_map(read_json_object(index, MAX_INDEX_BYTES), index)
+    parts = {name: open_torch(index.parent / name) for name in check_shards(shard_of, index)}
+    for key, name in shard_of.items():
+        if key not in parts[name]:
+            raise FormatError(
+                f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again"
+            )
+    return joined(index, FORMAT, list(parts.values()), {})
+
+
+def _load(path: Path) -> Json:
+    """The contents, through PyTorch's own restricted reader."""
+    try:
+        import torch
+    except ImportError:
+        raise FormatError(f"{path}: is a PyTorch file, and torch is not installed; pip install torch") from None
+    mapped = zipfile.is_zipfile(path)  # the format before 1.6 cannot be mapped
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
+    except Exception as error:  # PyTorch reports damage, refusals and lies by a dozen kinds
+        why = str(error).strip().split("\n")[0][:200]
+        raise FormatError(
+            f"{path}: torch.load(weights_only=True) refuses it ({type(error).__name__}: {why}); only plain tensors are "
+            "read, save `model.state_dict()` or a safetensors file"
+        ) from None
+
+
+def _state_dict(said: Json, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The tensors by name: of the file itself, or of the one place in it where weights are usually kept."""
+    import torch
+
+    where, found = "", said
+    if isinstance(said, dict) and not any(isinstance(value, torch.Tensor) for value in said.values()):
+        places = [key for key in NESTED if isinstance(said.get(key), dict) and said[key]]
+        if len(places) > 1:
+            raise FormatError(f"{path}: has weights in {' and '.join(places)}; save the one you mean by itself")
+        if places:
+            where, found = places[0], said[places[0]]
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: holds a {type(found).__name__}, not names with tensors; save a state_dict")
+    tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    if unnamed := [key for key in tensors if not isinstance(key, str)]:
+        raise FormatError(f"{path}: has a tensor under {unnamed[0]!r}, which is no name; save a state_dict")
+    others = [str(key) for key in found if key not in tensors]
+    if others and not tensors:
+        raise FormatError(f"{path}: holds {', '.join(others[:5])} but no tensors; save a state_dict")
+    notes = [f"the weights are those under {where!r}"] if where else []
+    if others:
+        notes.append(f"{len(others)} values that are no tensors were left out: {', '.join(map(shown, others[:5]))}")
+    return tensors, notes
+
+
+def _array(tensor: Any, place: str) -> Array:
+    """A tensor's numbers by their bits; what is not dense and on the CPU has none."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or str(tensor.device) != "cpu":
+        raise FormatError(f"{place}: is {tensor.layout} on {tensor.device}, not a dense tensor; save it dense")
+    try:
+        array = as_array(tensor, place)
+    except FirstdriftError as error:
+        raise FormatError(f"{error}") from None
+    if dtype_name(array.dtype) is None:
+        raise FormatError(f"{place}: has dtype {tensor.dtype}, which is not supported; convert it")
+    return array

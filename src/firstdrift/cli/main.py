@@ -22,6 +22,8 @@ COMMANDS = {
     "power": "power",
     "selftest": "selftest",
     "show": "show",
+    "sweep": "sweep",
+    "weights": "weights",
 }
 
 COULD_NOT_TELL = 2
@@ -52,8 +54,9 @@ class LazyGroup(click.Group):
         except OSError as error:  # of the output itself: files have their own errors
             self._report(ctx, f"firstdrift: cannot write the output ({error.strerror or error}); free some space")
             ctx.exit(COULD_NOT_TELL)
-        except KeyboardInterrupt:
-            raise click.Abort from None
+        except KeyboardInterrupt:  # click's own way out would be 1, which is a drift
+            self._report(ctx, "firstdrift: interrupted")
+            ctx.exit(COULD_NOT_TELL)
         except Exception as error:
             self._report(ctx, f"firstdrift: internal error, {type(error).__name__}: {error}; --debug shows where")
             ctx.exit(INTERNAL_ERROR)

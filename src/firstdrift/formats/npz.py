@@ -41,7 +41,7 @@ class Archive(NamedTuple):
 
     stored: dict[str, Stored]
     special: dict[str, Callable[[], Array]]
-    index: str | None
+    carried: str | None
 
 
 def read(path: Path) -> Trace:

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from ..sites import Site
+from ..strict_json import Json
 from .operation import Floats
 from .replayable import Replayable, Tensors
 from .sources import Sources
@@ -36,6 +37,14 @@ class _Term:
                 yield from term.operations()
         else:
             yield self.recipe.operation
+
+    def outputs(self) -> Iterator[Site]:
+        """What those operations made."""
+        if self.recipe.operation == "identity" and not isinstance(self.gradient, str):
+            for term in self.gradient:
+                yield from term.outputs()
+        else:
+            yield self.recipe.site
 
     def keeps_rows(self) -> bool:
         """Whether the samples along the first axis do not mix on the way."""
@@ -159,9 +168,14 @@ class Backward:
         length = max([1, *(self._length(term, site) for term in terms)])
         return Replayable(
             site, f"{made} backward" if made else "loss gradient", "linear", length, dict(names.inputs),
-            dict(names.parameters), formula, without_cancelling, terms[0].recipe.settings if len(terms) == 1 else {},
-            split if rows else None,
+            dict(names.parameters), formula, without_cancelling, self._settings(terms),
+            split if rows else None, through=tuple(dict.fromkeys(one for term in terms for one in term.outputs())),
         )  # fmt: skip
+
+    def _settings(self, terms: tuple[_Term, ...]) -> Mapping[str, Json]:
+        """Those of the one operation, which may have run on one sample after the other."""
+        said = [term.recipe.settings for term in terms]
+        return said[0] if said and all(one == said[0] for one in said) else {}
 
     def _length(self, term: _Term, site: Site) -> int:
         made = self.sources.shape(term.recipe.site)

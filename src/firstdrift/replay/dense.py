@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
 from math import prod, sqrt
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +11,6 @@ from ..traces import Array
 from .operation import Floats, Gradients, Inputs, Lazy, Operation, Parameters, as_floats
 
 Sizes = tuple[int, ...]
-PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def linear(*, transposed: bool = False) -> Operation:
@@ -55,33 +51,17 @@ def conv(
         return _conv_terms(inputs[0], parameters, groups, prod(stride))
 
     def backward(inputs: Inputs, parameters: Parameters, gradient: Floats) -> Gradients:
-        weight = parameters["weight"]
-        pads = _pads(inputs[0].shape[2:], weight.shape[2:], gradient.shape[2:])
-        g, places = _grouped(gradient, groups), list(product(*map(range, weight.shape[2:])))
+        weight, x = parameters["weight"], inputs[0]
 
         def into() -> Floats:
-            found = np.zeros([n + before + behind for n, (before, behind) in zip(inputs[0].shape, pads, strict=True)])
-            for place in places:
-                kernel = weight[_at(place)].reshape(groups, weight.shape[0] // groups, weight.shape[1])
-                seen = found[_slices(place, gradient.shape[2:], stride, dilation)]
-                seen += (kernel.swapaxes(-1, -2) @ g).reshape(seen.shape)
-            return found[tuple(slice(a, a + n) for n, (a, _) in zip(inputs[0].shape, pads, strict=True))]
+            return formulas.conv_input_gradient(gradient, weight, x.shape, stride, padding, dilation, groups)
 
         def of_weight() -> Floats:
-            x = np.pad(inputs[0], pads, mode=PAD_MODES[mode])  # type: ignore[call-overload]
-            found = np.zeros(weight.shape)
-            for place in places:
-                seen = _grouped(x[_slices(place, gradient.shape[2:], stride, dilation)], groups)
-                found[_at(place)] = (g @ seen.swapaxes(-1, -2)).sum(0).reshape(weight.shape[:2])
-            return found
+            return formulas.conv_weight_gradient(x, gradient, weight.shape, stride, padding, dilation, groups, mode)
 
         found: dict[str, Lazy] = {"weight": of_weight, "bias": lambda: _over_channels(gradient)}
         # What was padded by copies gives its gradient back in ways of its own.
         return [into if mode == "zeros" else None], {port: item for port, item in found.items() if port in parameters}
-
-    def _pads(size: Sequence[int], kernel: Sequence[int], count: Sequence[int]) -> list[tuple[int, int]]:
-        axes = zip(size, kernel, count, stride, padding, dilation, strict=True)
-        return [(0, 0), (0, 0), *((p, max(0, s * (m - 1) + d * (k - 1) + 1 - n - p)) for n, k, m, s, p, d in axes)]
 
     return Operation("conv", "linear", forward, settings, terms, backward)
 
@@ -112,13 +92,8 @@ def conv_transposed(
             return formulas.conv(gradient, weight, None, stride, padding, dilation, groups, out=size)
 
         def of_weight() -> Floats:
-            axes = zip(padding, output_padding, strict=True)
-            g = np.pad(gradient, [(0, 0), (0, 0), *((p, p + extra) for p, extra in axes)])
-            x, found = _grouped(inputs[0], groups), np.zeros(weight.shape)
-            for place in product(*map(range, weight.shape[2:])):
-                seen = _grouped(g[_slices(place, size, stride, dilation)], groups)
-                found[_at(place)] = (x @ seen.swapaxes(-1, -2)).sum(0).reshape(weight.shape[:2])
-            return found
+            # The transpose's input and the gradient of its output change places in the convolution it belongs to.
+            return formulas.conv_weight_gradient(gradient, inputs[0], weight.shape, stride, padding, dilation, groups)
 
         found: dict[str, Lazy] = {"weight": of_weight, "bias": lambda: _over_channels(gradient)}
         return [into], {port: item for port, item in found.items() if port in parameters}
@@ -160,18 +135,3 @@ def _conv_terms(x: Array, parameters: Parameters, groups: int, stride: int) -> f
 
 def _over_channels(gradient: Floats) -> Floats:
     return np.asarray(gradient.sum((0, *range(2, gradient.ndim))))
-
-
-def _grouped(x: Array, groups: int) -> Floats:
-    return as_floats(x).reshape(len(x), groups, x.shape[1] // groups, -1)
-
-
-def _at(place: Sizes) -> Any:
-    """One element of every kernel."""
-    return (..., *place)
-
-
-def _slices(place: Sizes, size: Sequence[int], stride: Sizes, dilation: Sizes) -> tuple[slice, ...]:
-    """Where an element of the kernel meets a padded input, in the order of the output."""
-    axes = zip(place, size, stride, dilation, strict=True)
-    return (slice(None), slice(None), *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, n, s, d in axes))

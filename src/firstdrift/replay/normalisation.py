@@ -47,7 +47,7 @@ def batch_norm(*, eps: float, training: bool) -> Operation:
         y = formulas.batch_norm(x, *running(parameters), eps=eps)
         over = (0, *range(2, x.ndim))
         g = gradient * _channel(parameters["weight"], x.ndim) if "weight" in parameters else gradient
-        into = _through(g, y, over, centre=True) if training else g
+        into = formulas.through_norm(g, y, over, True) if training else g
         return [into * scale(x, parameters)], _affine_gradients(gradient, y, over, parameters)
 
     settings: dict[str, Json] = {"eps": eps, "training": training}
@@ -73,7 +73,7 @@ def group_norm(*, groups: int, eps: float) -> Operation:
         y = formulas.group_norm(x, groups, eps=eps)
         g = gradient * _channel(parameters["weight"], x.ndim) if "weight" in parameters else gradient
         parts = (len(x), groups, -1)
-        into = _through(g.reshape(parts), y.reshape(parts), (2,), centre=True) * scale(x)
+        into = formulas.through_norm(g.reshape(parts), y.reshape(parts), (2,), True) * scale(x)
         return [into.reshape(x.shape)], _affine_gradients(gradient, y, (0, *range(2, x.ndim)), parameters)
 
     return Operation("group norm", "norm", forward, {"groups": groups, "eps": eps}, terms, backward)
@@ -104,16 +104,10 @@ def _over_last(
     def backward(inputs: Inputs, parameters: Parameters, gradient: Floats) -> Gradients:
         x = inputs[0]
         y = formulas.normalised(x, over, eps, centre)
-        into = _through(gradient * gain(parameters), y, over, centre=centre) * scale(x)
+        into = formulas.through_norm(gradient * gain(parameters), y, over, centre) * scale(x)
         return [into], _affine_gradients(gradient, y, tuple(range(gradient.ndim - axes)), parameters)
 
     return Operation(name, "norm", forward, settings, terms, backward)
-
-
-def _through(g: Floats, y: Floats, over: Axes, *, centre: bool) -> Floats:
-    """The gradient before a normalisation, but for its scale, from that of the normalised values `y`."""
-    into = g - y * (g * y).mean(over, keepdims=True)
-    return np.asarray(into - g.mean(over, keepdims=True) if centre else into)
 
 
 def _affine_gradients(gradient: Floats, y: Floats, over: Axes, parameters: Parameters) -> dict[str, Floats]:

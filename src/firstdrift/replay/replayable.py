@@ -36,6 +36,7 @@ class Replayable:
     split: str | None = None
     base: Site | None = None  # what was there before, where the tensor is looked at as a change
     made_by: Operation | None = None  # of a forward tensor
+    through: tuple[Site, ...] = ()  # outputs whose operations a gradient came back through
 
     def parts(self, inputs: Mapping[str, Array], parameters: Tensors) -> Iterator[tuple[tuple[slice, ...], Floats]]:
         """The result, part by part: which rows, and their numbers."""
@@ -65,3 +66,25 @@ class Replayable:
         count = counts.pop()
         step = max(1, AT_ONCE * count // largest)
         return [(slice(start, start + step),) for start in range(0, count, step)]
+
+
+def joined(recipe: Replayable, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs as the search for causes names them, numbers as float64.
+
+    A parameter's gradient has those of its module, all samples in one tensor where they were recorded one by one.
+    """
+    found = {key: item if item.dtype.kind in "iub" else as_floats(item) for key, item in inputs.items()}
+    if recipe.site.phase != "grad":
+        return found
+    samples: dict[Site, list[str]] = {}
+    for key, site in recipe.inputs.items():
+        samples.setdefault(site._replace(sample=None), []).append(key)
+    whole = {keys[0]: _one(found, keys, recipe) for keys in samples.values()}
+    read = [key for key in whole if not key.startswith(("agrad", "in."))]
+    return {"in.0" if read == [key] else key: item for key, item in whole.items()}
+
+
+def _one(found: Mapping[str, Array], keys: list[str], recipe: Replayable) -> Array:
+    if len(keys) == 1:
+        return found[keys[0]]
+    return np.concatenate([found[key] for key in sorted(keys, key=lambda key: recipe.inputs[key].sample or 0)])

@@ -19,7 +19,7 @@ from .backward import Backward
 from .distance import Distance, relative
 from .fitting import fit, floor_of, unit_of
 from .operation import Floats, as_floats
-from .replayable import Replayable
+from .replayable import Replayable, joined
 from .sources import Sources
 from .steps import Steps
 
@@ -113,17 +113,17 @@ class Shadow:
         loaded = None if recipe is None else self._load(recipe)
         if recipe is None or loaded is None:
             return None
-        record = self.sources.record(site)
-        others = self.sources.pairs[site].candidate[0]
-        inputs = {key: as_floats(item) for key, item in loaded.inputs[1].items()}
+        record, theirs = self.sources.record(site), self.sources.pairs[site].candidate[0]
+        maker = self.sources.record(recipe.through[0]) if recipe.through else record
         with np.errstate(all="ignore"):
-            expected = recipe.compute(inputs, loaded.granted)
+            expected = recipe.compute(loaded.inputs[1], loaded.granted)
             distance = Distance()
             distance.add(expected, loaded.target[1])
             noise = self._noise(recipe, loaded, distance, side=1)
+        inputs = joined(recipe, loaded.inputs[1])
         return Evidence(
-            site, expected, as_floats(loaded.target[1]), noise, True, record.op or recipe.operation, inputs, inputs,
-            loaded.granted, loaded.parameters[1], {**recipe.settings, **record.attrs}, others.attrs,
+            site, expected, as_floats(loaded.target[1]), noise, True, maker.op or recipe.operation, inputs, inputs,
+            loaded.granted, loaded.parameters[1], {**recipe.settings, **maker.attrs}, theirs.attrs,
         )  # fmt: skip
 
     def _confirm(self, site: Site) -> tuple[Replayable, Introduced] | None:

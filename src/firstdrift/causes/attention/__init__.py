@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
 from . import heads, masks, positions, scoring
 from .claims import Case, Variant, finding
-from .fitting import fit
-from .operands import operands, sources
+from .fitting import fit, search
+from .operands import LAYOUTS, operands, sources
 from .problem import SCREEN, WHOLE, first_head, problem, sampled
 from .rotary import Floats
 
@@ -46,11 +46,11 @@ def _case(evidence: Evidence) -> Case | None:
     if evidence.expected.shape != evidence.found.shape:
         return None
     limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    for tokens_first in (False, True):
-        mine, other = (sources(evidence, candidate, tokens_first) for candidate in (False, True))
+    for find, layout in product((fit, search), LAYOUTS):  # a search takes long
+        mine, other = (sources(evidence, candidate, layout) for candidate in (False, True))
         if mine is None or other is None:
             continue
-        reference = fit(mine, other, evidence.attrs, limit)
+        reference = find(mine, other, evidence.attrs, limit)
         if reference is None:
             continue
         structure = reference.structure
@@ -64,15 +64,17 @@ def _case(evidence: Evidence) -> Case | None:
         if error <= limit:
             return None
         noise = max(evidence.noise, LEAST_NOISE)
-        restored = partial(_restored, like=evidence.found, tokens_first=tokens_first)
+        restored = partial(_restored, like=evidence.found, layout=layout)
         return Case(reference, other, whole, screen, narrow, final, limit, noise, error, restored)
     return None
 
 
-def _restored(predicted: Floats, like: Array, tokens_first: bool) -> Floats:
+def _restored(predicted: Floats, like: Array, layout: str) -> Floats:
     """A prediction with the axes of what was recorded."""
-    if tokens_first:
+    if layout == "tokens first":
         return predicted.swapaxes(0, 1)
+    if layout == "heads inside":
+        return predicted.reshape(like.shape)
     if like.ndim == 4 and predicted.ndim == 3 and like.shape[1] != predicted.shape[1]:
         batch, tokens, _ = predicted.shape
         return predicted.reshape(batch, tokens, like.shape[1], like.shape[3]).transpose(0, 2, 1, 3)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from time import thread_time
 
 import numpy as np
 
 from ...strict_json import Json
 from .formula import Settings
+from .inverting import window_seen
 from .operands import Sources
 from .problem import SCREEN, Problem, at_rows, beginning, first_head, sampled
-from .proposals import local, plain, scales, turned
+from .proposals import STATED, local, plain, scales, turned
 from .searching import searched
-from .structure import Structure, likely
+from .structure import Structure, likely, number
 
+PATIENCE = 1.0  # seconds of work for a fit, and for a search
 FEW_TRIALS = 8  # of structures and masks, for which numbers are searched
 TOKENS = 12  # enough to tell the scores apart, few enough to try much
 
@@ -29,24 +32,38 @@ class Reference:
 
 
 def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> Reference | None:
-    """The settings that reproduce the reference within a limit, or None."""
-    shapes, causal = likely(given, other, attrs, limit)
-    trials = [
-        _Trial.of(base, structure, whole) for structure, whole in shapes for base in _bases(structure, whole, causal)
-    ]
+    """The stated or usual settings that reproduce the reference within a limit, or None."""
+    trials, start = _trials(given, other, attrs, limit), thread_time()
     for stage in (plain, turned, local):
         for trial in trials:
             for proposal in stage(trial.base, trial.whole, given, attrs):
+                if thread_time() - start > PATIENCE:
+                    return None
                 held = _held(proposal, trial.few, limit)
                 proven = None if held is None else _proven(held, trial.wide, trial.whole, limit)
                 if proven is not None:
                     return Reference(trial.structure, _sharpened(proven, trial.wide), trial.whole)
-    for trial in trials if len(trials) <= FEW_TRIALS else ():
-        for found in searched(trial.base, trial.few, limit):
+    return None
+
+
+def search(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> Reference | None:
+    """Settings of other numbers that reproduce the reference within a limit, or None."""
+    start = thread_time()
+    for trial in _trials(given, other, attrs, limit)[:FEW_TRIALS]:
+        for found in searched(trial.base, trial.few, limit, lambda: thread_time() - start > PATIENCE):
             proven = _proven(found, trial.wide, trial.whole, limit)
             if proven is not None:
                 return Reference(trial.structure, proven, trial.whole)
     return None
+
+
+def _trials(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> list[_Trial]:
+    shapes, causal = likely(given, other, attrs, limit)
+    return [
+        _Trial.of(base, structure, whole)
+        for structure, whole in shapes
+        for base in _bases(structure, whole, causal, attrs, limit)
+    ]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,13 +82,27 @@ class _Trial:
         return cls(base, structure, whole, few, sampled(whole, structure.heads, SCREEN))
 
 
-def _bases(structure: Structure, whole: Problem, causal: bool) -> Iterator[Settings]:
+def _bases(
+    structure: Structure, whole: Problem, causal: bool, attrs: Mapping[str, Json], limit: float
+) -> Iterator[Settings]:
     """What may be seen: as the masks say, and only what came before where that is so or cannot be told."""
     last = whole.keys - whole.queries
     told = whole.reads == "out" and whole.operands.mask is None and last == 0
+    widths = dict.fromkeys([*_windows(structure, whole, attrs, limit), None]) if causal else [None]
     for mask in _masks(whole):
         for diagonal in [0] if causal else [None] if told else [None, max(last, 0)]:
-            yield replace(structure.settings(), diagonal=diagonal, mask=mask)
+            for itself in (False, True) if mask in ("keep", "drop") and last == 0 else (False,):
+                base = replace(structure.settings(), diagonal=diagonal, mask=mask, itself=itself)
+                yield from (replace(base, window=width) for width in widths)
+
+
+def _windows(structure: Structure, whole: Problem, attrs: Mapping[str, Json], limit: float) -> Iterator[int]:
+    """The widths of a sliding window that are seen or stated."""
+    stated, width = number(attrs, STATED["window"]), window_seen(structure, whole, limit)
+    if width is not None:
+        yield width
+    if stated is not None and 0 < stated < whole.keys:
+        yield int(stated)
 
 
 def _masks(whole: Problem) -> Iterable[str]:
@@ -87,7 +118,7 @@ def _held(proposal: Settings, few: Problem, limit: float) -> Settings | None:
     if float(np.sqrt((rows**2).sum())) <= limit:
         return proposal
     first = int(np.argmax(rows > limit))
-    if proposal.diagonal != 0 or first < (2 if few.reads == "out" else 1):
+    if proposal.diagonal != 0 or proposal.window is not None or first < (2 if few.reads == "out" else 1):
         return None
     windowed = replace(proposal, window=first)
     return windowed if few.error(windowed) <= limit else None
@@ -111,7 +142,7 @@ def _proven(found: Settings, wide: Problem, whole: Problem, limit: float) -> Set
     """Settings that hold on tokens far apart too, with the window that this may take."""
     if wide.error(found) <= limit:
         return found
-    if found.diagonal is None:
+    if found.diagonal is None or found.window is not None:
         return None
     good, bad = TOKENS - 1, whole.queries - 1
     if whole.queries <= TOKENS or at_rows(wide, np.array([bad])).error(found) <= limit:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .rotary import Floats, Rotary, rotate, tables
+from .rotary import Floats, Rotary, turned
 
 Indices = NDArray[np.intp]
 HIDDEN = -1e4  # an additive mask at or below this hides a key
@@ -55,7 +55,9 @@ class Settings:
     channels, as it should be). Query i sees keys i - window < j <= i + diagonal. `reach` is the
     window of a network that looks both ways. `mask` says how a recorded mask is read: keep, drop or add. `groups` is
     the key head of each query head where it is neither repeated nor tiled, `order` that of the heads of the output,
-    `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`.
+    `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`. With `itself`
+    every query sees its own key, whatever the masks say: padding then has something to see. A `sink` is one more key
+    of score zero and value zero. With `across` a mask of the keys is laid over the queries.
     """
 
     heads: int
@@ -79,6 +81,9 @@ class Settings:
     late: bool = False
     over: str = "keys"
     fill: str = "zero"
+    itself: bool = False
+    sink: bool = False
+    across: bool = False
 
 
 def divide(x: Floats, heads: int, axes: str) -> Floats:
@@ -119,12 +124,12 @@ def seen(settings: Settings, operands: Operands, rows: Indices) -> NDArray[np.bo
     if settings.reach is not None:
         require(np.abs(distance) <= settings.reach)
     if settings.mask and operands.mask is not None:
-        given = _rows_of(operands.mask, rows)
+        given = _rows_of(operands.mask.swapaxes(2, 3) if settings.across else operands.mask, rows)
         if settings.mask == "add":
             require(given > HIDDEN)
         else:
             require((given != 0) == (settings.mask == "keep"))
-    return allowed
+    return allowed | (distance == 0) if settings.itself and allowed is not None else allowed
 
 
 def products(operands: Operands, settings: Settings, rows: Indices) -> Floats:
@@ -139,9 +144,9 @@ def products(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     q, k = _normed(q, settings.norm), _normed(k, settings.norm)
     if turn is not None:
         if "q" in turn.sides:
-            q = rotate(q, *tables(turn, np.asarray(rows + turn.shift, np.float64)), turn.pairing)
+            q = turned(q, turn, np.asarray(rows + turn.shift, np.float64))
         if "k" in turn.sides:
-            k = rotate(k, *tables(turn, np.arange(k.shape[1], dtype=np.float64)), turn.pairing)
+            k = turned(k, turn, np.arange(k.shape[1], dtype=np.float64))
     out = _shared(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 3, 1), settings)
     if len(operands.memory) >= REMEMBERED:
         operands.memory.pop(next(iter(operands.memory)))
@@ -181,7 +186,8 @@ def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floa
     empty = np.isneginf(top)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         out = np.exp(values - np.where(empty, 0.0, top))
-        out = out / np.where(empty, 1.0, out.sum(axis=axis, keepdims=True))
+        total = out.sum(axis=axis, keepdims=True) + (np.exp(-top) if settings.sink else 0.0)
+        out = out / np.where(empty, 1.0, total)
     if settings.late:
         allowed = seen(settings, operands, rows)
         out = out if allowed is None else np.where(allowed, out, 0.0)

@@ -71,6 +71,9 @@ def padding(case: Case) -> Iterator[Claim]:
         if base.diagonal is None and case.problem.keys == case.problem.queries:
             only = replace(base, mask="", diagonal=0)
             yield Claim("mask-missing", "of the mask that was given only the causal part is applied", only)
+        if case.problem.operands.mask.shape[2] == 1 and case.problem.keys == case.problem.queries:
+            across = replace(base, across=True)
+            yield Claim("mask-missing", "the mask of the keys is laid over the queries, and hides no key", across)
     other = {"keep": "drop", "drop": "keep"}.get(base.mask)
     if other:
         yield Claim("mask-missing", "the mask is read the wrong way round", replace(base, mask=other))

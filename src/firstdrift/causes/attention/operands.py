@@ -16,6 +16,8 @@ from .formula import Operands
 from .roles import parameter, role
 from .rotary import Floats
 
+# Batches first, then heads or tokens; tokens before batches; tokens before the heads of what is divided already.
+LAYOUTS = ("batches first", "tokens first", "heads inside")
 SPLITS = ("blocks", "heads", "features")  # [q | k | v], [q | k | v] for each head (group), and for each channel
 
 
@@ -46,20 +48,21 @@ class _Found:
     heads: int | None = None
 
 
-def sources(evidence: Evidence, candidate: bool, tokens_first: bool = False) -> Sources | None:
-    """The operands of one side, or None where this is no attention. Batches come first unless tokens do."""
+def sources(evidence: Evidence, candidate: bool, layout: str = LAYOUTS[0]) -> Sources | None:
+    """The operands of one side, or None where this is no attention."""
     recorded = evidence.candidate_inputs if candidate else evidence.inputs
     seen = evidence.found if candidate else evidence.expected
     if evidence.site.phase != "fwd" or seen.ndim not in (2, 3, 4) or not np.issubdtype(seen.dtype, np.floating):
         return None
     given = {name: np.asarray(value, np.float64) for name, value in recorded.items() if not np.iscomplexobj(value)}
     observed = np.asarray(seen, np.float64)
-    if tokens_first:
-        if observed.ndim != 3:
+    if layout != LAYOUTS[0]:
+        rank, first = (3, 0) if layout == "tokens first" else (4, 1)
+        if observed.ndim != rank:
             return None
-        given = {name: value.swapaxes(0, 1) if value.ndim == 3 else value for name, value in given.items()}
-        observed = observed.swapaxes(0, 1)
-    found = _projected(given, observed) or _from_weights(evidence, given, candidate)
+        given = {k: value.swapaxes(first, first + 1) if value.ndim == rank else value for k, value in given.items()}
+        observed = observed.swapaxes(first, first + 1)
+    found = _projected(given, observed) or _from_weights(evidence, given, candidate) or _unnamed(given, observed)
     if found is None:
         return None
     parts, heads, projection = found
@@ -143,6 +146,21 @@ def _projected(given: Mapping[str, Floats], observed: Floats) -> tuple[dict[str,
     if len(plain) == 3 and plain[0].shape[-1] == observed.shape[-1]:
         return dict(zip("qkv", plain, strict=True)), None, None
     return None
+
+
+def _unnamed(given: Mapping[str, Floats], observed: Floats) -> tuple[dict[str, Floats], int | None, None] | None:
+    """Operands that a module without weights was handed in the usual order."""
+    three = [value for name, value in given.items() if name in ("in.0", "in.1", "in.2")]
+    if len(three) != 3 or any(value.ndim != observed.ndim or value.ndim < 3 for value in three):
+        return None
+    flat = [_flat(value, observed) if value.ndim == 3 else _joined(value) for value in three]
+    return dict(zip("qkv", (value for value, _ in flat), strict=True)), flat[0][1], None
+
+
+def _joined(value: Floats) -> tuple[Floats, int]:
+    """Heads before tokens as (batch, tokens, width)."""
+    batch, heads, tokens, channels = value.shape
+    return value.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * channels), heads
 
 
 def _from_weights(

@@ -9,7 +9,7 @@ import numpy as np
 
 from .claims import Case, Claim, factor, snapped, with_rotary
 from .formula import Settings
-from .rotary import LOW, STAGES, base_of, geometric, llama3, yarn
+from .rotary import LOW, STAGES, base_of, first_pairs, geometric, llama3, yarn
 from .searching import GRID, free_frequencies
 
 BASES = (1000.0, 10000.0, 50000.0, 100000.0, 500000.0, 1000000.0, 5000000.0, 10000000.0)
@@ -34,6 +34,9 @@ def skipped(case: Case) -> Iterator[Claim]:
     if case.settings.rotary is None:
         return
     yield Claim("skipped-op", "rotary positions are not applied", replace(case.settings, rotary=None))
+    if case.settings.heads > 1:
+        first = with_rotary(case.settings, heads=1)
+        yield Claim("rope-partial", "only the first head is rotated", first, {"heads": 1})
     for side, word in (("q", "keys"), ("k", "queries")):
         yield Claim("skipped-op", f"the {word} are not rotated", with_rotary(case.settings, sides=side))
 
@@ -63,8 +66,15 @@ def base(case: Case) -> Iterator[Claim]:
 def part(case: Case) -> Iterator[Claim]:
     """Another number of rotated channels, or the whole head in the exponent."""
     rotary = case.settings.rotary
-    theta = None if rotary is None else base_of(rotary.frequencies, 1e-3)
-    if rotary is None or theta is None:
+    if rotary is None:
+        return
+    pairs = len(rotary.frequencies)
+    for count in sorted({pairs // 4, pairs // 2, 3 * pairs // 4} - {0, pairs}):
+        facts = {"rotary_dims": 2 * count, "reference_rotary_dims": rotary.channels}
+        claim = with_rotary(case.settings, frequencies=first_pairs(rotary.frequencies, count))
+        yield Claim("rope-partial", f"only the first {count} of {pairs} pairs are rotated", claim, facts)
+    theta = base_of(rotary.frequencies, 1e-3)
+    if theta is None:
         return
     head = case.channels
     for channels in sorted({head, head // 2, head // 4, 3 * head // 4} - {rotary.channels}):

@@ -47,10 +47,17 @@ def slopes(heads: int) -> Floats:
     return np.concatenate([first, more])[:heads]
 
 
+def even_slopes(heads: int) -> Floats:
+    """Slopes that fall by one factor from head to head, as if the number of heads were a power of two."""
+    return np.asarray(2.0 ** (-8.0 * np.arange(1, heads + 1) / heads))
+
+
 def plain(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Json]) -> Iterator[Settings]:
     """Settings without a rotation, with the numbers that are stated or usual."""
     for extra, scale in product(_extras(base, whole, attrs), _usual(base, whole, attrs)):
         yield replace(extra, scale=scale)
+    for falling, scale in product((slopes(base.heads), even_slopes(base.heads)), _usual(base, whole, attrs)[:2]):
+        yield replace(base, slopes=falling, scale=scale)
 
 
 def turned(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Json]) -> Iterator[Settings]:

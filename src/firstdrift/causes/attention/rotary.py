@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LOW = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
-STAGES = ("frequencies", "angles", "tables")  # what may have been held in a coarse dtype
+STAGES = ("positions", "frequencies", "angles", "tables")  # what may have been held in a coarse dtype
 PAIRINGS = ("half", "interleaved")  # channel i turns with i + n/2, or with its neighbour
 
 
@@ -20,7 +20,8 @@ class Rotary:
     """Rotation of the first `2 * len(frequencies)` channels of each head.
 
     `frequencies` are radians per position, `shift` moves the queries' positions against the keys', `factor` is the
-    amplitude (YaRN), `rounding` a coarse dtype and the stage that was held in it.
+    amplitude (YaRN), `rounding` a coarse dtype and the stage that was held in it. Of `sides` only these are turned, and
+    of the heads the first ones, where there is a number of them.
     """
 
     frequencies: Floats
@@ -29,6 +30,7 @@ class Rotary:
     factor: float = 1.0
     rounding: tuple[str, str] | None = None
     sides: str = "qk"
+    heads: int | None = None
 
     @property
     def channels(self) -> int:
@@ -39,6 +41,11 @@ class Rotary:
 def geometric(theta: float, channels: int, over: int | None = None) -> Floats:
     """The usual frequencies `theta ** (-2 i / channels)`, or with another divisor in the exponent."""
     return np.asarray(theta ** (-2.0 * np.arange(channels // 2) / (over or channels)), np.float64)
+
+
+def first_pairs(frequencies: Floats, count: int) -> Floats:
+    """The frequencies of the first pairs; the others stand still."""
+    return np.where(np.arange(len(frequencies)) < count, frequencies, 0.0)
 
 
 def llama3(frequencies: Floats, factor: float, low: float = 1.0, high: float = 4.0, original: float = 8192.0) -> Floats:
@@ -85,7 +92,7 @@ def tables(rotary: Rotary, positions: Floats) -> tuple[Floats, Floats]:
     where = np.asarray(positions, np.float64)
     if stage in ("frequencies", "angles"):
         frequencies = rounded(frequencies, dtype)
-    if stage == "angles":
+    if stage in ("positions", "angles"):
         where = rounded(where, dtype)
     angles = where[..., None] * frequencies
     if stage == "angles":
@@ -106,6 +113,12 @@ def rotate(x: Floats, cos: Floats, sin: Floats, pairing: str) -> Floats:
     to_a[...] = a * cos - b * sin
     to_b[...] = b * cos + a * sin
     return out
+
+
+def turned(x: Floats, rotary: Rotary, positions: Floats) -> Floats:
+    """x (..., positions, heads, channels) as a rotation turns it."""
+    out = rotate(x, *tables(rotary, positions), rotary.pairing)
+    return out if rotary.heads is None else np.concatenate([out[..., : rotary.heads, :], x[..., rotary.heads :, :]], -2)
 
 
 def complex_pairs(x: Floats, pairs: int, pairing: str) -> Floats:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from .claims import Case, Claim, factor, snapped
 from .formula import Settings
 from .problem import SCREEN
-from .proposals import slopes
+from .proposals import even_slopes, slopes
 from .searching import CAPS
 
 
@@ -71,13 +69,16 @@ def alibi(case: Case) -> Iterator[Claim]:
     """Linear biases with other slopes, missing or extra."""
     base = case.settings
     usual = slopes(base.heads)
-    naive = 2.0 ** (-8.0 * np.arange(1, base.heads + 1) / base.heads)
     if base.slopes is None:
         extra = replace(base, slopes=usual)
         yield Claim("missing-term", "linear position biases are added that the reference has not", extra)
         return
     yield Claim("missing-term", "the linear position biases are missing", replace(base, slopes=None))
-    yield Claim("alibi-slope", "the slopes fall geometrically over all heads", replace(base, slopes=naive))
+    even = replace(base, slopes=even_slopes(base.heads))
+    yield Claim("alibi-slope", "the slopes fall geometrically over all heads", even)
+    yield Claim(
+        "alibi-slope", "the slopes are those of the nearest power of two, and more", replace(base, slopes=usual)
+    )
     yield Claim("alibi-slope", "the slopes have the other sign", replace(base, slopes=-base.slopes), {"factor": -1.0})
     reverse = replace(base, slopes=base.slopes[::-1].copy())
     yield Claim("alibi-slope", "the slopes are in the reverse order of the heads", reverse)
@@ -128,5 +129,13 @@ def softmax(case: Case) -> Iterator[Claim]:
         yield Claim("norm-axis", "the softmax goes over the queries", over, facts, problem=case.problem)
 
 
-VARIANTS = (added, normalisation, softmax)
+def sink(case: Case) -> Iterator[Claim]:
+    """One more key of score zero, which takes its share of every query."""
+    base = case.settings
+    if case.problem.reads != "scores":
+        what = "is missing" if base.sink else "takes part, which the reference has not"
+        yield Claim("missing-term", f"a key of score and value zero {what}", replace(base, sink=not base.sink))
+
+
+VARIANTS = (added, normalisation, softmax, sink)
 FITTED = (temperature, cap, alibi)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,37 +14,74 @@ from .rotary import PAIRINGS, Floats, Rotary, geometric
 
 GRID = tuple(10.0 ** (power / 4) for power in range(4, 33))  # thetas from 10 to 1e8
 CAPS = (50.0, 30.0, 20.0)
+COARSE = tuple(10.0 ** (power / 2) for power in range(2, 17))  # thetas to begin a search with
+FIRST_CAPS = (50.0, 15.0, 5.0, 1.5)
+FIRST_SCALES = (1.0, 0.3, 3.0)  # times the usual one
+KINDS = 3  # of rotations, the nearest of which are refined
+STARTS = 2  # of each kind
 
 
-def searched(base: Settings, few: Problem, limit: float) -> Iterator[Settings]:
-    """Settings whose numbers are fitted: the scale, and one of softcap, slopes, normalisation or frequencies."""
+def searched(base: Settings, few: Problem, limit: float, over: Callable[[], bool]) -> Iterator[Settings]:
+    """Settings whose numbers are fitted: the scale, and some of softcap, slopes, normalisation or frequencies.
+
+    `over` says when to give up.
+    """
     channels = int(few.operands.q.shape[-1]) // (1 if few.alone else base.heads)
-    natural = channels**-0.5
-    plain = [replace(base, scale=natural, biased=few.operands.bias is not None)]
-    plain += [replace(plain[0], slopes=slopes(base.heads))]
-    plain += [
-        replace(plain[0], norm=kind, scale=scale) for kind, scale in (("rms", natural), ("l2", 1.0), ("l2", 10.0))
-    ]
-    plain += [replace(plain[0], softcap=cap) for cap in CAPS]
-    turned = [_best_rotary(plain[0], few, pairing, part) for pairing in PAIRINGS for part in parts(channels)]
-    turned.sort(key=few.error)
-    close = turned[:2]
-    starts = plain + close
-    starts += [replace(one, norm=kind) for one in close for kind in ("rms",)]
-    starts += [replace(one, softcap=cap) for one in close for cap in CAPS[:1]]
-    for start in starts:
-        found = refined(start, few)
+    natural = replace(base, scale=channels**-0.5, biased=few.operands.bias is not None)
+    close: list[Settings] = []
+    for found in _refined(natural, channels, few, close):
         if few.error(found) <= limit:
             yield found
+        if over():
+            return
     for start in close:
-        found = free_frequencies(refined(start, few), few)
+        found = free_frequencies(start, few)
         if few.error(found) <= limit:
             yield found
+        if over():
+            return
 
 
-def _best_rotary(base: Settings, few: Problem, pairing: str, part: int) -> Settings:
-    tried = [replace(base, rotary=Rotary(geometric(theta, part), pairing)) for theta in GRID]
-    return min(tried, key=few.error)
+def _refined(natural: Settings, channels: int, few: Problem, close: list[Settings]) -> Iterator[Settings]:
+    """The best of every kind, the simple kinds first; of each kind with a rotation the nearest are put to `close`."""
+    for kind in _unturned(natural):
+        yield from (refined(start, few) for start in _nearest(_scaled(kind), few))
+    for variants in _turned(natural, channels):
+        kinds = sorted((_nearest(_scaled(kind), few) for kind in variants), key=lambda starts: few.error(starts[0]))
+        turned = []
+        for start in (start for starts in kinds[:KINDS] for start in starts):
+            turned.append(refined(start, few))
+            yield turned[-1]
+        close += sorted(turned, key=few.error)[:STARTS]
+
+
+def _unturned(base: Settings) -> Iterator[list[Settings]]:
+    """Kinds of scores without a rotation, the simple ones first."""
+    yield [base]
+    yield [replace(base, slopes=slopes(base.heads))]
+    yield [replace(base, norm="rms")]
+    yield [replace(base, norm="l2", scale=scale) for scale in (1.0, 10.0)]
+    yield [replace(base, softcap=cap) for cap in FIRST_CAPS]
+
+
+def _turned(base: Settings, channels: int) -> Iterator[list[list[Settings]]]:
+    """Kinds of scores with a rotation: plain ones, with normalised queries and keys, and with a softcap."""
+    turns = [
+        [Rotary(geometric(theta, part), pairing) for theta in COARSE]
+        for pairing in PAIRINGS
+        for part in parts(channels)
+    ]
+    yield [[replace(base, rotary=turn) for turn in kind] for kind in turns]
+    yield [[replace(base, rotary=turn, norm="rms") for turn in kind] for kind in turns]
+    yield [[replace(base, rotary=turn, softcap=cap) for turn in kind for cap in FIRST_CAPS] for kind in turns]
+
+
+def _scaled(kind: Iterable[Settings]) -> Iterator[Settings]:
+    return (replace(one, scale=one.scale * times) for one in kind for times in FIRST_SCALES)
+
+
+def _nearest(starts: Iterable[Settings], few: Problem) -> list[Settings]:
+    return sorted(starts, key=few.error)[:STARTS]
 
 
 def refined(start: Settings, given: Problem) -> Settings:

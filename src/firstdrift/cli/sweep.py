@@ -1,0 +1,167 @@
+"""`firstdrift sweep`: two implementations on many batches, seeds, dtypes or steps, and one answer."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .diff import REDUCTIONS
+from .options import debug_option, json_option, only_option, order_option, phase_option, print_json
+
+if TYPE_CHECKING:
+    from ..sweeping.rows import Row
+    from ..sweeping.sweeps import Given, Prepared
+
+FUNCTION = re.compile(r"[^\s{}]+\.py:\w+")
+INTERRUPTED = "interrupted; what is done is kept, and the same command goes on from there"
+
+
+@click.command("sweep", short_help="Compare two implementations on many batches, and give one answer.")
+@click.argument("pairs", metavar="[PAIRS]", required=False)
+@click.option("--reference", metavar="COMMAND", help="Leaves a trace at {out}; or FILE.py:FUNCTION.")
+@click.option("--candidate", metavar="COMMAND", help="The same of the other side.")
+@click.option(
+    "--truth", metavar="COMMAND", help="The same, run in float64: the arbiter, and what growth is measured by."
+)
+@click.option(
+    "--cases", multiple=True, metavar="NAME=VALUES",
+    help="first:stop:step, or a list by commas; repeat to multiply. 'A,B=1,2;3,4' go together; @FILE has JSON lines.",
+)  # fmt: skip
+@click.option("--out", default="sweep-results", show_default=True, metavar="DIR", help="Where results and traces go.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Cases at once.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds that a run may take."
+)
+@click.option("--force", is_flag=True, help="Run every case again, whatever is done.")
+@click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")
+@only_option
+@phase_option
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out names that match; may be repeated.")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names the candidate may lack; may be repeated.")
+@click.option("--reference-reduction", type=REDUCTIONS, help="What the reference's gradients are of.")
+@click.option("--candidate-reduction", type=REDUCTIONS, help="The same of the candidate.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, where a trace does not say it.")
+@order_option
+@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of each table (100).")
+@click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
+@json_option
+@debug_option
+def command(
+    pairs: str | None, cases: tuple[str, ...], reference: str | None, candidate: str | None, truth: str | None,
+    out: str, jobs: int, timeout: float | None, force: bool, map_file: str | None, phase: tuple[str, ...],
+    limit: int | None, quiet: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Run two implementations on many cases, compare each, and say what all of them mean together.
+
+    Each side is a command, run without a shell, in which {NAME} is a variable of the cases and {out} a fresh directory
+    for the trace; or a function FILE.py:FUNCTION with parameters of these names. PAIRS is a directory of finished
+    pairs instead: CASE/reference and CASE/candidate. A case that fails is one row. Finished cases are not run again
+    unless a command, a file it names, or an option has changed.
+
+    Exit codes: 0 same, noise or flip in every case; 1 drift in any; 2 could not tell; 3 internal error.
+
+    \b
+    firstdrift sweep --cases start=0:320:32 --reference "python ref.py --start {start} --out {out}" \\
+                     --candidate "./port --start {start} --out {out}"
+    firstdrift sweep runs/
+    """
+    from ..sweeping.cases import parse_cases
+    from ..sweeping.sweeps import prepare
+
+    sides = (reference, candidate, truth)
+    if pairs is not None and (cases or any(sides)):
+        raise click.UsageError("PAIRS are finished, so there is nothing to run; drop it, or --cases and the commands")
+    if pairs is None and not any(sides):
+        raise click.UsageError("give --reference, --candidate and --cases, or a directory of finished pairs")
+    options |= {"phases": phase, "map": map_file}
+    given = tuple(_side(text) for text in sides)
+    prepared = prepare(
+        pairs if pairs is not None else parse_cases(cases), given,  # type: ignore[arg-type]
+        timeout=timeout, options={key: value for key, value in options.items() if value},
+    )  # fmt: skip
+    click.get_current_context().exit(_run(prepared, Path(out), jobs, force, limit, quiet=quiet, as_json=as_json))
+
+
+def _side(text: str | None) -> Given | None:
+    if text is None or not FUNCTION.fullmatch(text):
+        return text
+    from .factories import load_function
+
+    return load_function(text)
+
+
+def _run(
+    prepared: Prepared, out: Path, jobs: int, force: bool, limit: int | None, *, quiet: bool, as_json: bool
+) -> int:  # fmt: skip
+    from ..sweeping.ledger import open_ledger
+    from ..sweeping.text import render
+
+    with open_ledger(out, prepared.identity, force=force) as ledger:
+        before = len(prepared.cases) - len(prepared.todo(ledger))
+        try:
+            with _ended_as_interrupted(), _progress(len(prepared.cases), before) as done:
+                prepared.run(ledger, jobs=jobs, done=done)
+        except KeyboardInterrupt:
+            ledger.notes.append(INTERRUPTED)
+        result = prepared.result(ledger, before)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        click.echo(render(result, limit=limit, quiet=quiet))
+    return result.exit_code
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A request to end, as a CI system sends it, is an interruption: what runs is ended, and what is done is told."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress(total: int, before: int) -> Iterator[Callable[[Row], None]]:
+    """What is told of every row; a bar with the time that is left, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda row: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    ]  # fmt: skip
+    # Refreshed by hand: functions are run in forked processes, and a thread of the bar's would be lost in them.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("cases", total=total, completed=before)
+        bar.refresh()
+        found = {"drift": 0, "failed": 0}
+
+        def done(row: Row) -> None:
+            for verdict in found:
+                found[verdict] += row.verdict == verdict
+            told = "".join(f", {count} {verdict}" for verdict, count in found.items() if count)
+            bar.update(task, advance=1, description=f"cases{told}", refresh=True)
+
+        yield done

@@ -1,0 +1,160 @@
+"""`firstdrift weights verify` and `weights diff`: does a checkpoint fit a model, and do two hold the same numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import CaptureError, SelectionError, WeightsError
+from .factories import load_function
+from .options import debug_option, json_option, print_json, progress, sizes
+
+if TYPE_CHECKING:
+    from ..loading.difference import CheckpointDifference, TensorDifference
+    from ..loading.proof import Loaded
+
+DOES_NOT_FIT = 1
+SHOWN = 100
+
+
+@click.command("verify", short_help="Prove that a checkpoint fills a model.")
+@click.argument("model", metavar="MODEL")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--map", "map_file", metavar="FILE", help="The file's names and layouts in the model's terms (YAML).")
+@click.option("--cast", is_flag=True, help="Round to the model's dtypes where the file's are others, and count.")
+@json_option
+@debug_option
+def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_json: bool) -> None:
+    """Check that every parameter and buffer of MODEL is in CHECKPOINT, whole, in shape and free of NaN.
+
+    MODEL is a Hugging Face directory (its config.json says what to build), or a function that returns the model, as
+    pkg.module:factory or FILE.py:factory. It is built without memory; tensors are proven one at a time.
+
+    Exit codes: 0 everything arrives; 1 it does not fit; 2 could not tell; 3 internal error.
+
+    \b
+    firstdrift weights verify models/llama/ llama.gguf
+    firstdrift weights verify mynet.model:build weights.safetensors --map names.yml --json
+    """
+    from ..loading.populating import opened, populate
+
+    built = _model(model)
+    try:
+        with opened(checkpoint) as source:
+            loaded = populate(built, source, map_file, cast=cast, dry=True)
+    except WeightsError as error:
+        if as_json:
+            print_json(_failure_json(model, checkpoint, error))
+        else:
+            click.echo(str(error))
+        click.get_current_context().exit(DOES_NOT_FIT)
+    if as_json:
+        print_json({**loaded.to_json(), "verdict": "same", "model": model})
+    else:
+        click.echo(_verified(loaded, model))
+
+
+@click.command("diff", short_help="Compare two checkpoints tensor by tensor.")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="CAND")
+@json_option
+@debug_option
+def diff(reference: str, candidate: str, as_json: bool) -> None:
+    """Compare the tensors of two checkpoints, and name those that are transposed, permuted, tied, fused or exchanged.
+
+    Tensors in another dtype are compared after rounding REF's to it. Numbers that are all there under other names
+    are `moved`, and no drift.
+
+    Exit codes: 0 every number is there; 1 drift; 2 tensors are missing or nothing was compared; 3 internal error.
+
+    \b
+    firstdrift weights diff model.safetensors model.gguf
+    firstdrift weights diff before/ after/ --json
+    """
+    from ..checkpoints.opening import open_checkpoint
+    from ..loading.difference import compare
+
+    ours, theirs = open_checkpoint(reference), open_checkpoint(candidate)
+    with ours, theirs, progress("comparing", ours.nbytes) as advance:
+        found = compare(ours, theirs, advance)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        click.echo(_text(found))
+    click.get_current_context().exit(found.exit_code)
+
+
+def _model(place: str) -> Any:
+    """The model that an argument means."""
+    from ..loading.models import from_directory, without_memory
+
+    if Path(place).is_dir():
+        return from_directory(Path(place))
+    return without_memory(_factory(place), place)
+
+
+def _factory(place: str) -> Callable[[], object]:
+    module, _, name = place.rpartition(":")
+    if module.endswith(".py"):
+        return load_function(place)
+    if not module or not name or "/" in module:
+        raise SelectionError(
+            f"{place!r} is no model; give a Hugging Face directory, pkg.module:factory, or FILE.py:factory"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name, None)
+    except Exception as error:
+        raise CaptureError(f"{module}: importing it raised {type(error).__name__}: {error}; mend it") from error
+    if not callable(found):
+        raise SelectionError(f"{module}: has no function {name!r}; name one that returns the model")
+    return found  # type: ignore[no-any-return]
+
+
+def _verified(loaded: Loaded, model: str) -> str:
+    size = sum(_bytes(arrival.shape, arrival.dtype) for arrival in loaded.proof)
+    how = f"{loaded.rounded} values rounded to the model's dtypes" if loaded.rounded else "bit for bit"
+    lines = [f"same: all {loaded.count} tensors of {model} ({sizes(size)}) arrive from {loaded.source}, {how}"]
+    for what, names in (("not used", loaded.extra), ("dropped by the map", loaded.dropped)):
+        lines += [f"  {what}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"] if names else []
+    lines += [f"  {arrival.name} is also {', '.join(arrival.tied)}" for arrival in loaded.proof if arrival.tied]
+    lines += [f"  note: {note}" for note in loaded.notes]
+    return "\n".join(lines)
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    from math import prod
+
+    from ..dtypes import ITEMSIZE
+
+    return prod(shape) * ITEMSIZE[dtype]
+
+
+def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str, Any]:
+    from ..loading.proof import SCHEMA
+
+    return {
+        "schema": SCHEMA, "verdict": "drift", "model": model, "source": checkpoint, "error": str(error).split(":")[0],
+        "problems": list(error.problems), "suggested_map": error.suggested_map,
+    }  # fmt: skip
+
+
+def _text(found: CheckpointDifference) -> str:
+    """What is not the same, a line each, and the verdict."""
+    told = [one for one in found.tensors if one.verdict != "same"]
+    width = max((len(one.name) for one in told[:SHOWN]), default=0)
+    lines = [_line(one, width) for one in told[:SHOWN]]
+    lines += [f"... and {len(told) - SHOWN} more; --json has all"] if len(told) > SHOWN else []
+    lines += [f"only in the candidate: {name}" for name in found.candidate_only[:SHOWN]]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items()) or "no tensor"
+    return "\n".join([*lines, f"{found.verdict}: {counts}"])
+
+
+def _line(one: TensorDifference, width: int) -> str:
+    label = f" [{one.label}]" if one.label else ""
+    return f"{one.verdict:<8} {one.name:<{width}}  {one.sentence}{label}".rstrip()

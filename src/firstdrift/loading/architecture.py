@@ -1,0 +1,215 @@
+"""What model a checkpoint is of: exactly ten numbers, read from its metadata, none assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.json_file import read_json_object
+from ..checkpoints.opening import open_checkpoint
+from ..errors import FirstdriftError, FormatError, NotFoundError, StorageError, WeightsError
+from ..strict_json import Json
+from .families import family_of_metadata, family_of_names, hybrid_of, is_encoder, may_tell
+from .identifiers import ARCHITECTURE, ENCODER, FAMILY, MAGIC, OPEN
+
+CONFIG = "config.json"
+HYBRID = "FALSIFY-TAH-001"
+GGUF_TIED_BY = "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The ten fields that say what a decoder is."""
+
+    vocab_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    num_hidden_layers: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(Fields):
+    """The ten fields; what the file calls its architecture, and its family where the table has one.
+
+    `derived` names the fields that no key says: of a GGUF file `tie_word_embeddings`, which has none there.
+    """
+
+    name: str | None = None
+    family: str | None = None
+    derived: tuple[str, ...] = ()
+
+    @property
+    def encoder(self) -> bool:
+        """Whether it is an encoder, by its name."""
+        return is_encoder(self.name)
+
+    def to_json(self) -> dict[str, Json]:
+        """The ten fields, and nothing else."""
+        return {field.name: asdict(self)[field.name] for field in fields(Fields)}
+
+
+# What each format calls the ten; `{}` is the architecture's own name, which GGUF puts before every key.
+NAMES_IN = {
+    "config": {
+        "num_kv_heads": "num_key_value_heads",
+    },
+    "apr": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    "gguf": {
+        "vocab_size": "{}.vocab_size", "hidden_size": "{}.embedding_length",
+        "num_attention_heads": "{}.attention.head_count", "num_kv_heads": "{}.attention.head_count_kv",
+        "intermediate_size": "{}.feed_forward_length", "num_hidden_layers": "{}.block_count",
+        "max_position_embeddings": "{}.context_length", "rope_theta": "{}.rope.freq_base",
+        "rms_norm_eps": "{}.attention.layer_norm_rms_epsilon",
+    },
+}  # fmt: skip
+NAME_KEYS = {
+    "config": ("architectures", "model_type"),
+    "apr": ("hf_architecture", "architecture", "hf_model_type"),
+    "gguf": ("general.architecture",),
+}
+
+
+def read_architecture(path: str | PathLike[str]) -> Architecture:
+    """The ten fields of a checkpoint: of an APR or GGUF file, of a Hugging Face directory or its config.json.
+
+    All are required; there are no defaults, and nothing is inferred but one: GGUF has no key for tied embeddings, so
+    they are tied when it has no output layer, and `derived` says so. Raises an error that names every field that is
+    missing or of the wrong type (FALSIFY-APR-PRETRAIN-INIT-005), and one when the metadata's family is not that of
+    the tensor names (FALSIFY-INIT-ARCH-MATCH-001).
+    """
+    path = Path(path)
+    if path.name.endswith(".json") or (path.is_dir() and not _weights_in(path)):
+        return _of_config(path / CONFIG if path.is_dir() else path)
+    try:
+        checkpoint = open_checkpoint(path)
+    except StorageError as error:
+        raise _with_id(error, OPEN) from error
+    except FirstdriftError as error:
+        known = _first_bytes(path) in (b"APR\0", b"APRN", b"GGUF")
+        raise _with_id(error, ARCHITECTURE if known else MAGIC) from error
+    with checkpoint:
+        return architecture_of(checkpoint)
+
+
+def architecture_of(checkpoint: Checkpoint) -> Architecture:
+    """The ten fields of an open checkpoint."""
+    kind = _kind(checkpoint)
+    return _checked(kind, checkpoint.metadata, str(checkpoint.path), checkpoint.entries)
+
+
+def require_decoder(architecture: Architecture) -> None:
+    """Refuse an encoder where a decoder is wanted."""
+    if architecture.encoder:
+        raise WeightsError(
+            f"{ENCODER}: {architecture.name} is an Encoder (hidden_size {architecture.hidden_size}, "
+            f"{architecture.num_hidden_layers} layers, vocab_size {architecture.vocab_size}), and only decoder-only "
+            "models can be used here; give a decoder's checkpoint"
+        )
+
+
+def _of_config(path: Path) -> Architecture:
+    try:
+        config = read_json_object(path)
+    except StorageError as error:
+        raise _with_id(error, OPEN) from error
+    except FormatError as error:
+        raise _with_id(error, ARCHITECTURE) from error
+    return _checked("config", config, str(path), ())
+
+
+def _checked(kind: str, metadata: Mapping[str, Json], place: str, names: Iterable[str]) -> Architecture:
+    called = [name for key in NAME_KEYS[kind] if (name := _text(metadata.get(key)))]
+    name = called[0] if called else None
+    hybrid = hybrid_of(name)
+    if hybrid is not None:
+        raise FormatError(f"{HYBRID}: {place}: {name} has {hybrid} layers, which the ten fields do not describe")
+    values, derived, problems = _values(kind, metadata, names, name)
+    if problems:
+        said = "; ".join(problems)
+        raise FormatError(f"{ARCHITECTURE}: {place}: does not say what model it is of: {said}; add what is missing")
+    family = next((found for one in called if (found := family_of_metadata(one))), None)
+    told = family_of_names(names)
+    if family is not None and told is not None and family != told and not may_tell(told, name, metadata):
+        raise WeightsError(
+            f"{FAMILY}: {place}: its metadata says {name} (family {family}), but its tensors have the names of family "
+            f"{told}; one of the two is of another model"
+        )
+    return Architecture(**values, name=name, family=family or told, derived=derived)
+
+
+def _values(
+    kind: str, metadata: Mapping[str, Json], names: Iterable[str], name: str | None
+) -> tuple[dict[str, Json], tuple[str, ...], list[str]]:
+    """The fields, those of them that no key says, and what is wrong with the rest."""
+    values: dict[str, Json] = {}
+    problems = []
+    derived: tuple[str, ...] = ()
+    for field in fields(Fields):
+        if kind == "gguf" and field.name == "tie_word_embeddings":
+            values[field.name] = not {GGUF_TIED_BY, "lm_head.weight"} & set(names)
+            derived = (field.name,)
+            continue
+        key = NAMES_IN[kind].get(field.name, field.name).replace("{}", name or "?")
+        found, key = _nested_rope(metadata, key) if kind == "config" else (metadata.get(key), key)
+        wrong = _wrong(found, str(field.type))
+        if wrong:
+            problems.append(f"{key} {wrong}" if key == field.name else f"{field.name} ({key}) {wrong}")
+        values[field.name] = float(found) if found is not None and not wrong and field.type == "float" else found
+    heads, groups = values["num_attention_heads"], values["num_kv_heads"]
+    if not problems and heads % groups:
+        problems.append(f"num_attention_heads {heads} is no multiple of num_kv_heads {groups}")
+    return values, derived, problems
+
+
+def _nested_rope(metadata: Mapping[str, Json], key: str) -> tuple[Json, str]:
+    """`rope_theta` of a config.json, which newer ones keep in a table of its own."""
+    table = metadata.get("rope_parameters")
+    if key == "rope_theta" and key not in metadata and isinstance(table, dict):
+        return table.get(key), f"rope_parameters.{key}"
+    return metadata.get(key), key
+
+
+def _wrong(value: Json, kind: str) -> str | None:
+    """What is wrong with a field's value; JSON's true is no number, and 14.0 no integer."""
+    if value is None:
+        return "is missing"
+    if kind == "bool":
+        return None if isinstance(value, bool) else f"is {value!r}, not true or false"
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+        return f"is {value!r}, not {'a whole' if kind == 'int' else 'a'} number"
+    return None if isfinite(value) and value > 0 else f"is {value!r}, not above 0"
+
+
+def _text(value: Json) -> str | None:
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, str) and first else None
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    return next((kind for kind in ("gguf", "apr") if checkpoint.format.startswith(kind)), "config")
+
+
+def _weights_in(directory: Path) -> bool:
+    return any(file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".apr") for file in directory.iterdir())
+
+
+def _first_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with open(path, "rb") as file:
+        return file.read(4)
+
+
+def _with_id(error: FirstdriftError, identifier: str) -> FirstdriftError:
+    kind = NotFoundError if isinstance(error, NotFoundError) else StorageError if identifier == OPEN else FormatError
+    return kind(f"{identifier}: {error}")

@@ -1,0 +1,123 @@
+"""Numbers on their way into a model: read, checked, written, and read back."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .._kernels.checksums import crc32
+from ..checkpoints.checkpoint import Array, Checkpoint
+from ..checkpoints.rounding import FLOATS, as_dtype
+from ..dtypes import dtype_name
+from ..errors import FormatError
+from .destinations import Destination
+from .plan import Assignment, Piece
+from .values import scan
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a destination has to hold: the checksum of its bytes, how many values were rounded; or a problem."""
+
+    assignment: Assignment
+    crc32: int = 0
+    rounded: int = 0
+    problem: str | None = None
+
+
+def stored_dtype(checkpoint: Checkpoint, piece: Piece) -> str:
+    """The dtype that a tensor of the file is read as; quantized ones are read as float32."""
+    entry = checkpoint.entry(piece.source)
+    return "f32" if entry.quantized else entry.dtype
+
+
+def refused_dtype(assignment: Assignment, checkpoint: Checkpoint, cast: bool) -> str | None:
+    """Why the numbers may not be had in the destination's dtype; None when they may."""
+    one = assignment.destination
+    for piece in (*assignment.pieces, *assignment.twins):
+        dtype = stored_dtype(checkpoint, piece)
+        if dtype == one.dtype:
+            continue
+        if dtype not in FLOATS or one.dtype not in FLOATS:
+            return (
+                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; convert one of them"
+            )
+        if not cast:
+            return (
+                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; ask for the change "
+                "with cast=True (--cast), or make the model in the file's dtype"
+            )
+    return None
+
+
+def expect(assignment: Assignment, checkpoint: Checkpoint) -> Expected:
+    """Read what a destination has to hold, and check it. Nothing is written."""
+    one = assignment.destination
+    try:
+        array, rounded = gather(assignment, checkpoint)
+        crc, wrong = scan(array)
+        if wrong is not None:
+            return Expected(assignment, problem=f"{one.name}: {wrong}, in {_origin(assignment)} of {checkpoint.path}")
+        for twin in assignment.twins:
+            other = gather(Assignment(one, (twin,)), checkpoint)[0]
+            if crc32(other) != crc:
+                why = f"are tied in the model but not the same in the file (shape {list(one.shape)}, other values)"
+                return Expected(assignment, problem=f"{one.name}: {_origin(assignment)} and {twin.source} {why}")
+    except FormatError as error:
+        return Expected(assignment, problem=f"{one.name}: {error}")
+    return Expected(assignment, crc, rounded)
+
+
+def gather(assignment: Assignment, checkpoint: Checkpoint) -> tuple[Array, int]:
+    """The numbers as the destination has to hold them, contiguous, and how many of them were rounded.
+
+    What needs neither step nor change of dtype is the file's own memory.
+    """
+    one = assignment.destination
+    parts, rounded = [], 0
+    for piece in assignment.pieces:
+        part = piece.of(checkpoint.array(piece.source))
+        if dtype_name(part.dtype) != one.dtype:
+            part, rounding = as_dtype(part, one.dtype, f"{checkpoint.path}, tensor {piece.source!r}")
+            rounded += rounding.changed
+        parts.append(part)
+    whole = parts[0] if assignment.axis is None else np.concatenate(parts, assignment.axis)
+    if whole.shape != one.shape:
+        raise FormatError(f"{piece.source!r} came with shape {list(whole.shape)}, not {list(one.shape)}; open it again")
+    return np.ascontiguousarray(whole).reshape(one.shape), rounded  # numpy makes scalars one-dimensional
+
+
+def write(tensor: torch.Tensor, array: Array) -> None:
+    """Put numbers into a tensor, bit for bit. They are contiguous, of its shape and of its dtype."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        if array.nbytes != tensor.nbytes:
+            raise ValueError(f"{array.nbytes} bytes for a tensor of {tensor.nbytes}")
+        # torch takes no array that may not be written, such as a mapped one; this releases the GIL as well
+        ctypes.memmove(tensor.data_ptr(), array.ctypes.data, array.nbytes)
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)  # as every change of a tensor must, for autograd
+        return
+    bits = torch.from_numpy(np.array(array.reshape(-1).view(np.uint8)))
+    tensor.detach().copy_(bits.view(tensor.dtype).reshape(tensor.shape))
+
+
+def held_crc32(tensor: torch.Tensor) -> int:
+    """The checksum of what a tensor holds now."""
+    return crc32(_bytes(tensor.detach().cpu().contiguous()))
+
+
+def scratch(one: Destination) -> torch.Tensor:
+    """A tensor like a destination's, for one that has no memory of its own."""
+    return torch.empty(one.shape, dtype=one.tensor.dtype)
+
+
+def _bytes(tensor: torch.Tensor) -> Array:
+    flat: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+def _origin(assignment: Assignment) -> str:
+    return " and ".join(dict.fromkeys(piece.source for piece in assignment.pieces))

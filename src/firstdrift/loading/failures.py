@@ -1,0 +1,28 @@
+"""How a load fails: every problem in one error, under the id that says in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..errors import FirstdriftError, WeightsError
+from .identifiers import LOAD
+
+
+def failure(identifier: str, what: str, problems: Sequence[str], suggestion: str | None = None) -> WeightsError:
+    """The error that carries every problem."""
+    count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
+    lines = [f"{identifier}: {what}, {count}:", *(f"  {problem}" for problem in problems)]
+    if suggestion is not None:
+        lines += ["a map that may be meant (read it, then give it as map=, or --map FILE):", suggestion.rstrip("\n")]
+    return WeightsError("\n".join(lines), tuple(problems), suggestion)
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Let the error of a checkpoint that cannot be opened carry the id of a failure to load."""
+    try:
+        yield
+    except FirstdriftError as error:
+        error.args = (f"{error} [{LOAD}]",)
+        raise

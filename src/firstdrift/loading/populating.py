@@ -1,0 +1,153 @@
+"""Load weights: everything is planned and checked before the first number is written, and proven after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from .._kernels.threads import share
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.opening import open_checkpoint
+from ..errors import FirstdriftError, WeightsError
+from . import arriving
+from .arriving import Expected
+from .destinations import destinations, shapeless, unwritable
+from .failures import failure, opening
+from .given import IN_MEMORY, apart, in_memory
+from .identifiers import LOAD, POPULATE
+from .maps import Map, read_map
+from .plan import Plan, make_plan
+from .proof import Arrival, Loaded
+from .suggestions import suggested_map
+
+Source = Checkpoint | Mapping[str, Any] | str | PathLike[str]
+T = TypeVar("T")
+HALFWAY = "changed while it was read, so that the model must be loaded again"
+
+
+def load_weights(model: nn.Module, source: Source, map: Map | None = None, *, cast: bool = False) -> Loaded:
+    """Load a checkpoint into a model, or leave the model as it is and say every reason why.
+
+    `source` is a path in any format that `firstdrift weights inspect` reads, an open checkpoint, or a table of
+    arrays. Every parameter and persistent buffer has to be there, in its shape, without NaN, infinity or a mean
+    beyond 100, and in its dtype unless `cast` asks for rounding to the model's. `map` says what a tensor of the file
+    is called in the model and how it is laid out there: a table, or a YAML file. Only when all of that holds is
+    anything written. Then every tensor is read back and its checksum compared with the file's.
+
+    Returns the count and the proof. Raises `WeightsError` with every problem, and a map that may be meant.
+    """
+    checkpoint = opened(source)
+    try:
+        return populate(model, checkpoint, map, cast=cast)
+    finally:
+        if checkpoint is not source:
+            checkpoint.close()
+
+
+def populate_from_init(model: nn.Module, tensors: Mapping[str, Any]) -> int:
+    """Put tensors into a model by name; how many of the model's were written.
+
+    The same checks and the same proof as `load_weights`: a model that does not fit is left as it is.
+    """
+    return populate(model, opened(tensors), None, cast=False).count
+
+
+def opened(source: Source) -> Checkpoint:
+    """An open checkpoint; what cannot be opened is a failure to load."""
+    if isinstance(source, Checkpoint):
+        return source
+    with opening():
+        return in_memory(source) if isinstance(source, Mapping) else open_checkpoint(source)
+
+
+def populate(model: nn.Module, checkpoint: Checkpoint, map: Map | None, *, cast: bool, dry: bool = False) -> Loaded:
+    """Plan, check, write, prove. A `dry` run writes each tensor into memory of its own, and frees that again."""
+    mapping = read_map(map)
+    places = destinations(model)
+    lazy = shapeless(places)
+    if lazy:
+        raise failure(POPULATE, "the model is not made yet", lazy)
+    plan = make_plan(checkpoint, places, mapping)
+    plan.problems += unwritable(places, meta=dry)
+    if not places:
+        plan.problems.append("the model has no parameter and no persistent buffer, so that nothing would be loaded")
+    refusals = {id(one): arriving.refused_dtype(one, checkpoint, cast) for one in plan.assignments}
+    ready = [one for one in plan.assignments if refusals[id(one)] is None]
+    plan.problems += [why for why in refusals.values() if why is not None]
+    expected = _all(lambda one: arriving.expect(one, checkpoint), ready)
+    broken = [one.problem for one in expected if one.problem is not None]
+    if plan.problems or broken:
+        raise _refusal(plan, broken, checkpoint, mapping is not None)
+    checkpoint.check_unchanged()
+    if checkpoint.format == IN_MEMORY:
+        checkpoint = apart(checkpoint, places)
+    try:
+        held = _all(lambda one: _written(one, checkpoint, dry), expected)
+    except FirstdriftError as error:
+        raise failure(POPULATE, f"{checkpoint.path}: {HALFWAY}", [str(error)]) from error
+    if not dry:
+        held = _read_back(model, expected)
+    _compare(expected, held, checkpoint)
+    arrivals = tuple(_arrival(one) for one in expected)
+    notes = tuple(checkpoint.notes)
+    return Loaded(str(checkpoint.path), checkpoint.format, arrivals, tuple(plan.extra), tuple(plan.dropped), notes)
+
+
+def _refusal(plan: Plan, broken: list[str], checkpoint: Checkpoint, mapped: bool) -> WeightsError:
+    """Values that cannot be weights are a failure to load; names, shapes and dtypes one to populate."""
+    suggestion = None if mapped else suggested_map(plan, checkpoint)
+    what = f"{checkpoint.path}: the model is left as it was"
+    ids = [POPULATE] * bool(plan.problems) + [LOAD] * bool(broken)
+    return failure(" and ".join(ids), what, [*plan.problems, *broken], suggestion)
+
+
+def _written(one: Expected, checkpoint: Checkpoint, dry: bool) -> int:
+    destination = one.assignment.destination
+    tensor = arriving.scratch(destination) if dry else destination.tensor
+    array, _ = arriving.gather(one.assignment, checkpoint)
+    arriving.write(tensor, array)
+    return arriving.held_crc32(tensor) if dry else one.crc32
+
+
+def _read_back(model: nn.Module, expected: list[Expected]) -> list[int]:
+    """The checksums of what the model holds now, found by its names again and not by what was written to."""
+    now = {one.name: one.tensor for one in destinations(model)}
+    wanted = [one.assignment.destination.name for one in expected]
+    if set(now) != set(wanted):
+        changed = ", ".join(sorted(set(now) ^ set(wanted))[:4])
+        raise failure(POPULATE, "the model changed while it was loaded", [f"{changed}: never written, or gone"])
+    return _all(lambda name: arriving.held_crc32(now[name]), wanted)
+
+
+def _compare(expected: list[Expected], held: list[int], checkpoint: Checkpoint) -> None:
+    problems = [
+        f"{one.assignment.destination.name}: holds bytes of checksum {crc:08x}, where the file's are {one.crc32:08x}"
+        for one, crc in zip(expected, held, strict=True)
+        if crc != one.crc32
+    ]
+    if problems:
+        raise failure(POPULATE, f"{checkpoint.path}: {HALFWAY}", problems)
+
+
+def _arrival(one: Expected) -> Arrival:
+    destination = one.assignment.destination
+    sources = tuple(str(piece) for piece in one.assignment.pieces)
+    return Arrival(
+        destination.name, destination.kind, destination.shape, destination.dtype, sources, one.crc32, one.rounded,
+        destination.names[1:],
+    )  # fmt: skip
+
+
+def _all(work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """The results of work on every item, in as many threads as torch may use."""
+    results: dict[int, T] = {}
+
+    def do(number: int) -> None:
+        results[number] = work(items[number])
+
+    share(do, len(items), torch.get_num_threads())
+    return [results[number] for number in range(len(items))]

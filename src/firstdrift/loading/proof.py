@@ -1,0 +1,80 @@
+"""The proof of a load: for every tensor of the model where its numbers came from, and the checksum of both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..strict_json import Json
+
+SCHEMA = "firstdrift-load-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One tensor of the model, written once.
+
+    `sources` say which tensors of the file it is made of, and by which steps; `crc32` is that of its bytes, read
+    back from the model, and equal to that of the file's numbers after those steps.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    sources: tuple[str, ...]
+    crc32: int
+    rounded: int = 0
+    tied: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """As it stands in the proof."""
+        return {
+            "name": self.name, "kind": self.kind, "shape": list(self.shape), "dtype": self.dtype,
+            "sources": list(self.sources), "crc32": f"{self.crc32:08x}", "rounded": self.rounded,
+            "tied": list(self.tied),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load did: `count` tensors of the model hold what the file says, and `proof` has a line for each.
+
+    `extra` are tensors of the file that the model has no place for, `dropped` those that a map left out on purpose,
+    and `rounded` is how many values were rounded to the model's dtype.
+    """
+
+    source: str
+    format: str
+    proof: tuple[Arrival, ...]
+    extra: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def count(self) -> int:
+        """Tensors of the model that were written; tied ones count once."""
+        return len(self.proof)
+
+    @property
+    def rounded(self) -> int:
+        """Values that are no longer what the file says, by one rounding."""
+        return sum(arrival.rounded for arrival in self.proof)
+
+    def to_json(self) -> dict[str, Json]:
+        """The proof as JSON's own types, schema `firstdrift-load-v1`."""
+        return {
+            "schema": SCHEMA, "source": self.source, "format": self.format, "hash": "crc32", "count": self.count,
+            "rounded": self.rounded, "parameters": [arrival.to_json() for arrival in self.proof],
+            "extra": list(self.extra), "dropped": list(self.dropped), "notes": list(self.notes),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        said = [f"{self.count} tensors loaded from {self.source}, each read back and equal"]
+        said += [f"{self.rounded} values rounded"] if self.rounded else []
+        said += [f"{len(self.extra)} tensors of the file not used ({_some(self.extra)})"] if self.extra else []
+        said += [f"{len(self.dropped)} dropped by the map ({_some(self.dropped)})"] if self.dropped else []
+        return "; ".join(said)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,0 +1,177 @@
+"""One answer for all cases: verdict, exit code, what repeats, what depends on the batch, and what was not told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+from ..compare.result import Verdict
+from ..strict_json import plain
+from .cases import Case, key_of
+from .findings import Repeated, repeated
+from .rows import COULD_NOT_TELL, INTERNAL_ERROR, Row
+from .sentences import describe_growth, sentence_of
+from .shares import Share
+from .summaries import ParameterSummary, SiteSummary, parameters, summarise
+
+SCHEMA = "firstdrift-sweep-v1"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep found. `exit_code` is what CI needs; a result is not a truth value.
+
+    `rows` are the cases that are done, in their order, and `left` those that are not. `sites`, `parameters` and
+    `findings` are what the rows say together.
+    """
+
+    cases: tuple[Case, ...]
+    rows: tuple[Row, ...]
+    directory: str | None = None
+    reused: int = 0  # rows of an earlier run
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a result is not a truth value; look at result.verdict or result.exit_code")
+
+    @cached_property
+    def left(self) -> tuple[Case, ...]:
+        """Cases that were not run, because the sweep was interrupted."""
+        done = {key_of(row.case) for row in self.rows}
+        return tuple(case for case in self.cases if key_of(case) not in done)
+
+    @cached_property
+    def failed(self) -> tuple[Row, ...]:
+        """Cases of which a side, or the comparison, did not come to an end."""
+        return tuple(row for row in self.rows if row.failed)
+
+    @cached_property
+    def compared(self) -> tuple[Row, ...]:
+        """The other ones."""
+        return tuple(row for row in self.rows if not row.failed)
+
+    @cached_property
+    def sites(self) -> list[SiteSummary]:
+        """Every site over all cases, by phase and in causal order."""
+        return summarise(self.compared)
+
+    @cached_property
+    def parameters(self) -> list[ParameterSummary]:
+        """The gradients of every parameter, the worst first."""
+        return parameters(self.sites)
+
+    @cached_property
+    def findings(self) -> list[Repeated]:
+        """The first drifts, by place."""
+        return repeated(self.rows)
+
+    @cached_property
+    def growth(self) -> dict[str, Any] | None:
+        """How the difference develops over steps, in the cases that have several."""
+        return describe_growth([row.growth for row in self.compared if row.growth is not None])
+
+    @cached_property
+    def overlap(self) -> str | None:
+        """A sentence where cases were fed the same samples, for then they are no independent evidence."""
+        fed = [set(row.fed) for row in self.compared if row.fed]
+        if len(fed) < 2:
+            return None
+        if all(one == fed[0] for one in fed):
+            return "every case was fed the same input, so that they say nothing of other inputs"
+        shared = sum(count > 1 for count in Counter(sample for one in fed for sample in one).values())
+        if not shared:
+            return None
+        samples = "1 sample is" if shared == 1 else f"{shared} samples are"
+        return (
+            f"{samples} in more than one case, which makes the intervals too narrow; choose batches that do not overlap"
+        )
+
+    @property
+    def drifts(self) -> Share:
+        """How many cases drift."""
+        return Share(sum(row.exit_code == 1 for row in self.compared), len(self.compared))
+
+    @property
+    def flips(self) -> Share:
+        """How many cases have decisions that a near-tie turned."""
+        return Share(sum(row.counts.get("flip", 0) > 0 for row in self.compared), len(self.compared))
+
+    @property
+    def exit_code(self) -> int:
+        """1 wherever one case drifts; else 2 where one could not be told, or was not run; else 0."""
+        codes = {row.exit_code for row in self.rows} | ({COULD_NOT_TELL} if self.left or not self.rows else set())
+        return next((code for code in (1, INTERNAL_ERROR, COULD_NOT_TELL) if code in codes), 0)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of the cases."""
+        found = {row.verdict for row in self.compared}
+        if "drift" in found:
+            return Verdict.DRIFT
+        if not found or "not comparable" in found:
+            return Verdict.NOT_COMPARABLE
+        if "inconclusive" in found or self.failed or self.left:
+            return Verdict.INCONCLUSIVE
+        return next(one for one in (Verdict.FLIP, Verdict.NOISE, Verdict.SAME) if str(one) in found)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict and what it rests on."""
+        return sentence_of(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the schema `firstdrift-sweep-v1`."""
+        said = {
+            "schema": SCHEMA,
+            "verdict": str(self.verdict),
+            "sentence": self.sentence,
+            "exit_code": self.exit_code,
+            "counts": {
+                "cases": len(self.cases), "done": len(self.rows), "reused": self.reused, "failed": len(self.failed),
+                "left": len(self.left), "verdicts": dict(Counter(row.verdict for row in self.rows)),
+            },
+            "drifts": self.drifts.to_json(),
+            "flips": self.flips.to_json(),
+            "findings": [_finding(one) for one in self.findings],
+            "cases": [_case(row) for row in self.rows],
+            "left": list(self.left),
+            "sites": [_site(one) for one in self.sites],
+            "parameters": [_parameter(one) for one in self.parameters],
+            "growth": self.growth,
+            "directory": self.directory,
+            "notes": [*self.notes, *([self.overlap] if self.overlap else [])],
+        }  # fmt: skip
+        return plain(said)  # type: ignore[no-any-return]
+
+
+def _finding(one: Repeated) -> dict[str, Any]:
+    phase, name, port = one.place
+    return {
+        "phase": phase, "name": name, "port": port, "introduced_by": one.introduced_by, "share": one.share.to_json(),
+        "cases": list(one.cases), "causes": one.causes, "cause": one.cause, "why": one.why,
+        "parameters": one.parameters,
+    }  # fmt: skip
+
+
+def _case(row: Row) -> dict[str, Any]:
+    """A case without its sites, which the results file has."""
+    said = asdict(row)
+    for key in ("sites", "stamp", "fed"):
+        said.pop(key)
+    return said
+
+
+def _site(one: SiteSummary) -> dict[str, Any]:
+    said = asdict(one)
+    return {**said, "drifts": one.drifts.to_json(), "flips": one.flips.to_json(), "pattern": one.pattern}
+
+
+def _parameter(one: ParameterSummary) -> dict[str, Any]:
+    keys = ("error_mean", "error_max", "abs_mean", "abs_max", "cases")
+    sides = {
+        name: side and {key: getattr(side, key) for key in keys}
+        for name, side in (("grad", one.raw), ("grad_scaled", one.scaled))
+    }
+    return {"name": one.name, "port": one.port, **sides, "pattern": one.pattern}

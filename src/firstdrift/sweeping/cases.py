@@ -1,0 +1,152 @@
+"""Which cases a sweep has: from texts such as `start=0:320:32`, from a file, or from Python's own values."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from ..errors import FormatError, SelectionError, storage
+from ..strict_json import Json, decode_object, encode, plain
+
+Case = dict[str, Json]
+
+ONE_VALUE = "case"  # what a value is called that has no name
+RESERVED = "out"
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_UNSAFE = re.compile(r"[^\w.=,+-]+")
+MOST = 1_000_000  # more is a slip of the keyboard
+LONGEST = 80  # characters of a directory's name
+
+
+def parse_cases(texts: Sequence[str]) -> list[Case]:
+    """Cases from texts, each `NAME=VALUES`, `A,B=VALUES;VALUES` or `@FILE`; several texts are multiplied.
+
+    VALUES are separated by commas, and a range `first:stop:step` stands for its numbers, `stop` left out. Of several
+    names the values go together, first with first. A file has one JSON object a line.
+    """
+    if not texts:
+        raise SelectionError("there are no cases; give some, for example --cases start=0:320:32")
+    axes = [_axis(text) for text in texts]
+    names = [name for axis in axes for name in axis[0]]
+    for name in names:
+        if names.count(name) > 1:
+            raise SelectionError(f"the cases name {name!r} twice; put its values into one list")
+    size = 1
+    for axis in axes:
+        size *= len(axis)
+    if size > MOST:
+        raise SelectionError(f"these are {size:,} cases, more than {MOST:,}; take larger steps")
+    return check_cases([{k: v for part in parts for k, v in part.items()} for parts in itertools.product(*axes)])
+
+
+def as_cases(given: str | Mapping[str, Iterable[Json]] | Iterable[Json]) -> list[Case]:
+    """Cases from whatever Python has: a text as above, a dict of lists to be multiplied, dicts, or single values."""
+    if isinstance(given, str):
+        return parse_cases([given])
+    if isinstance(given, Mapping):
+        values = {name: [item] if isinstance(item, str) else list(item) for name, item in given.items()}
+        return check_cases([dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())])
+    return check_cases([dict(one) if isinstance(one, Mapping) else {ONE_VALUE: one} for one in given])
+
+
+def check_cases(cases: list[Case]) -> list[Case]:
+    """The cases in JSON's own types; refused where there are none, where two are equal, or where names differ."""
+    if not cases or not cases[0]:
+        raise SelectionError("there are no cases; give some, for example --cases start=0:320:32")
+    checked: list[Case] = [plain(case) for case in cases]
+    seen = set()
+    for case in checked:
+        for name in case:
+            if not _NAME.fullmatch(name) or name == RESERVED:
+                raise SelectionError(f"{name!r} cannot name a variable of cases; take letters, and not {RESERVED!r}")
+        if case.keys() != checked[0].keys():
+            raise SelectionError(f"a case has {_names(case)}, the first one {_names(checked[0])}; give all the same")
+        if (key := key_of(case)) in seen:
+            raise SelectionError(f"the case {name_of(case)} is there twice, which is no further evidence; drop one")
+        seen.add(key)
+    return checked
+
+
+def key_of(case: Case) -> str:
+    """What tells one case from another."""
+    return encode(dict(sorted(case.items())))
+
+
+def name_of(case: Case) -> str:
+    """A case for people: `start=0`, or `start=0 seed=1`."""
+    return " ".join(f"{name}={value}" for name, value in case.items())
+
+
+def directory_of(case: Case) -> str:
+    """The name of a directory of its own, readable where the values allow it."""
+    plainly = ",".join(f"{name}={value}" for name, value in case.items())
+    safe = _UNSAFE.sub("_", plainly)[:LONGEST]
+    if safe == plainly == plainly.lower():  # some file systems take A for a
+        return safe
+    return f"{safe}-{blake2b(key_of(case).encode(), digest_size=4).hexdigest()}"
+
+
+def _names(case: Case) -> str:
+    return ", ".join(case) or "nothing"
+
+
+def _axis(text: str) -> list[Case]:
+    """What one text says: cases of one name, or of several that go together."""
+    if text.startswith("@"):
+        return _read(Path(text[1:]))
+    left, _, right = text.partition("=") if "=" in text else (ONE_VALUE, "", text)
+    names = [name.strip() for name in left.split(",")]
+    lists = [_values(part, text) for part in (right.split(";") if len(names) > 1 else [right])]
+    if len(lists) != len(names):
+        raise SelectionError(f"--cases {text}: has {len(names)} names and {len(lists)} lists; separate these by ';'")
+    if len({len(values) for values in lists}) > 1:
+        counts = " and ".join(str(len(values)) for values in lists)
+        raise SelectionError(f"--cases {text}: has lists of {counts} values, which go together; make them equally long")
+    return [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def _values(text: str, whole: str) -> list[Json]:
+    found: list[Json] = []
+    for part in text.split(","):
+        if not part.strip():
+            raise SelectionError(f"--cases {whole}: has an empty value; write NAME=VALUES, for example start=0:320:32")
+        range_ = _RANGE.fullmatch(part.strip())
+        found += [_value(part.strip())] if range_ is None else _numbers(range_, whole)
+    return found
+
+
+def _numbers(found: re.Match[str], whole: str) -> range:
+    first, stop, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    if step == 0 or not (numbers := range(first, stop, step)):
+        raise SelectionError(f"--cases {whole}: the range {found[0]} is empty; write first:stop:step, stop left out")
+    if len(numbers) > MOST:
+        raise SelectionError(f"--cases {whole}: {found[0]} are {len(numbers):,} numbers, more than {MOST:,}")
+    return numbers
+
+
+def _value(text: str) -> Json:
+    """A number where writing it gives the text again, so that a command gets what was typed; else the text."""
+    for kind in (int, float):
+        try:
+            if str(kind(text)) == text:
+                return plain(kind(text))
+        except ValueError:
+            continue
+    return text
+
+
+def _read(path: Path) -> list[Case]:
+    with storage(path, "read the cases", "give a file with one JSON object a line"):
+        lines = path.read_text("utf-8").splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(decode_object(line))
+            except FormatError as error:
+                raise FormatError(f"{path}, line {number}: {error}; write one JSON object a line") from None
+    return check_cases(found)

@@ -1,0 +1,151 @@
+"""How a difference develops over steps: does it compound, and more than the reference's own against float64?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import linear_regression
+
+import numpy as np
+
+from ..compare.pairs import ReconcileError, apply_all
+from ..compare.result import PairResult, Result
+from ..errors import FirstdriftError
+from ..traces import Array, Trace
+from .rows import Growth, Load
+
+COMPOUNDS = 4.0  # times the reference's own distance from float64
+JUMP = 4.0  # times the step before: no smooth growth
+FITTED = 20  # first steps, over which noise grows smoothly
+_MEASURED = ("weight_after", "grad", "fwd", "loss")
+
+
+def growth_of(result: Result, load: Load, reference: Trace, truth: Trace | None) -> Growth | None:
+    """The curve of a case with several steps: of its weights, else of the first phase that all steps have."""
+    for phase in _MEASURED:
+        steps = _steps(result, phase)
+        if len(steps) > 1 and phase == "weight_after":
+            return _of_weights(steps, load, reference, truth)
+        if len(steps) > 1:
+            return Growth(phase, tuple(steps), tuple(_relative(pairs) for pairs in steps.values()))
+    return None
+
+
+def _steps(result: Result, phase: str) -> dict[int, list[PairResult]]:
+    """The pairs of a phase by step, of those sites that every step has."""
+    found: dict[int, dict[tuple[object, ...], PairResult]] = {}
+    for pair in result.pairs:
+        if pair.site.phase == phase and pair.measurement is not None:
+            found.setdefault(pair.site.step, {})[pair.site[2:]] = pair
+    everywhere = set.intersection(*(set(pairs) for pairs in found.values())) if found else set()
+    return {
+        step: [pairs[key] for key in pairs if key in everywhere] for step, pairs in sorted(found.items()) if everywhere
+    }
+
+
+def _of_weights(
+    steps: dict[int, list[PairResult]], load: Load, reference: Trace, truth: Trace | None
+) -> Growth:  # fmt: skip
+    """All weights as one vector, after each step."""
+    start = {pair.site[2:]: _before(pair, reference) for pair in next(iter(steps.values()))}
+
+    def before(pair: PairResult) -> Array | None:
+        return start[pair.site[2:]]
+
+    def exact(pair: PairResult) -> Array | None:
+        return None if truth is None else _array(pair, truth)
+
+    apart, moved, ours, theirs = [], [], [], []
+    for pairs in steps.values():
+        loaded = [(*load(pair.pair), before(pair), exact(pair)) for pair in pairs]
+        apart.append(_norm((r, c) for r, c, _, _ in loaded))
+        moved.append(_norm((r, b) for r, _, b, _ in loaded))
+        ours.append(_norm((r, t) for r, _, _, t in loaded))
+        theirs.append(_norm((c, t) for _, c, _, t in loaded))
+    return Growth(
+        "weights", tuple(steps), tuple(map(float, _whole(apart) or ())), _whole(moved), _whole(ours), _whole(theirs)
+    )
+
+
+def _whole(curve: Sequence[float | None]) -> tuple[float, ...] | None:
+    """A curve, if it has all its points."""
+    points = tuple(point for point in curve if point is not None)
+    return points if len(points) == len(curve) else None
+
+
+def _before(pair: PairResult, reference: Trace) -> Array | None:
+    site = pair.pair.reference.site._replace(phase="weight")
+    if site not in reference or reference[site].at is None:
+        return None
+    return _reconciled(pair, reference.array(site))
+
+
+def _array(pair: PairResult, trace: Trace) -> Array | None:
+    """The reference's tensor as another trace has it."""
+    site = pair.pair.reference.site
+    if site not in trace or trace[site].at is None:
+        return None
+    return _reconciled(pair, trace.array(site))
+
+
+def _reconciled(pair: PairResult, array: Array) -> Array | None:
+    try:
+        return apply_all(array, pair.pair.reference_steps)
+    except (ReconcileError, FirstdriftError):
+        return None
+
+
+def _norm(pairs: Iterable[tuple[Array, Array | None]]) -> float | None:
+    """The length of the difference of many tensors as one vector; nothing where one of them is not there."""
+    total = 0.0
+    for one, other in pairs:
+        if other is None or one.size != other.size:
+            return None
+        difference = one.astype(np.float64).ravel() - other.astype(np.float64).ravel()
+        total += float(difference @ difference)
+    return math.sqrt(total) if total >= 0 else math.nan
+
+
+def _relative(pairs: Sequence[PairResult]) -> float:
+    """The relative error of many tensors as one vector, from their measurements."""
+    error = size = 0.0
+    for pair in pairs:
+        m = pair.measurement
+        assert m is not None
+        if m.nonfinite_mismatches:
+            return math.nan
+        error += (m.rms or 0.0) ** 2 * m.compared
+        size += m.norm_reference**2
+    return math.sqrt(error / size) if size else math.inf if error else 0.0
+
+
+def ratio(growth: Growth) -> float | None:
+    """After the last step: the candidate's distance from float64, in units of the reference's."""
+    if growth.reference is None or growth.candidate is None:
+        return None
+    ours, theirs = growth.reference[-1], growth.candidate[-1]
+    return theirs / ours if ours else math.inf if theirs else 1.0
+
+
+def compounds(growth: Growth) -> bool | None:
+    """Whether the candidate parts from float64 by more than the reference does; unknown without a float64 run.
+
+    What is not finite compounds: it never passes.
+    """
+    found = ratio(growth)
+    return None if found is None else not found <= COMPOUNDS
+
+
+def factor(growth: Growth) -> float | None:
+    """By how much the distance grows in a step, over the first steps."""
+    points = [(s, math.log(e)) for s, e in zip(growth.steps[:FITTED], growth.apart, strict=False) if 0 < e < math.inf]
+    if len(points) < 3:
+        return None
+    return math.exp(linear_regression(*zip(*points, strict=True)).slope)
+
+
+def jumps(growth: Growth) -> list[int]:
+    """Steps at which the distance is more than a few times that of the step before."""
+    curve = list(zip(growth.steps, growth.apart, strict=False))
+    return [step for (_, before), (step, after) in pairwise(curve) if before > 0 and not after <= JUMP * before]

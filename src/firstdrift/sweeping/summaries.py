@@ -1,0 +1,146 @@
+"""What the cases say of each site together: errors with their spread, how often it drifts, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import fmean, median
+
+from ..sites import PHASE_RANK
+from .cases import name_of
+from .rows import DRIFTS, GRAVITY, Place, Row, SiteRow
+from .shares import CLEAN, Share
+
+DECIDED = DRIFTS | {"same", "noise", "flip"}
+GRADIENTS = ("grad", "grad_scaled")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSummary:
+    """One site over all cases; the steps, samples and calls of a case are one, in which the worst counts.
+
+    Means and maxima are over the cases in which the number exists; `nonfinite` counts those where either side has NaN
+    or Inf. `drifts` and `flips` are of the cases in which the site could be judged by itself: not where its error was
+    inherited.
+    """
+
+    phase: str
+    name: str
+    port: str
+    cases: int  # that have the pair
+    missing: int  # that have it in the reference alone
+    extra: int  # in the candidate alone
+    counts: dict[str, int]
+    error_mean: float | None
+    error_max: float | None
+    error_usual: float | None  # the median
+    abs_mean: float | None
+    abs_max: float | None
+    nonfinite: int
+    mismatched: int
+    drifts: Share
+    flips: Share
+    worst: str | None  # the case with the largest error
+
+    @property
+    def place(self) -> Place:
+        """Phase, name and port."""
+        return self.phase, self.name, self.port
+
+    @property
+    def pattern(self) -> str:
+        """Of its drifts; where it has none, of its flips."""
+        return self.drifts.pattern if self.drifts.count else self.flips.pattern
+
+
+@dataclass
+class _Gathered:
+    verdicts: list[str] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
+    largest: list[float] = field(default_factory=list)
+    nonfinite: int = 0
+    mismatched: int = 0
+    missing: int = 0
+    extra: int = 0
+    rank: int = 0
+
+
+def summarise(rows: Sequence[Row]) -> list[SiteSummary]:
+    """Every site of any case, sorted by phase and then in causal order."""
+    gathered: dict[Place, _Gathered] = {}
+    for row in rows:
+        case = name_of(row.case)
+        for place, lines in _by_place(row.sites).items():
+            one = gathered.setdefault(place, _Gathered(rank=len(gathered)))
+            one.verdicts.append(min((line.verdict for line in lines), key=GRAVITY.index))
+            errors = [line.error for line in lines if line.error is not None and isfinite(line.error)]
+            one.errors |= {case: max(errors)} if errors else {}
+            one.largest += (
+                [max(found)] if (found := [line.max_abs for line in lines if line.max_abs is not None]) else []
+            )
+            one.nonfinite += any(any(line.nonfinite) for line in lines)
+            one.mismatched += any(line.mismatched for line in lines)
+        for place in row.missing:
+            gathered.setdefault(place, _Gathered(rank=len(gathered))).missing += 1
+        for place in row.extra:
+            gathered.setdefault(place, _Gathered(rank=len(gathered))).extra += 1
+    ordered = sorted(gathered, key=lambda place: (PHASE_RANK.get(place[0], len(PHASE_RANK)), gathered[place].rank))
+    return [_summary(place, gathered[place]) for place in ordered]
+
+
+def _by_place(lines: Iterable[SiteRow]) -> dict[Place, list[SiteRow]]:
+    found: dict[Place, list[SiteRow]] = {}
+    for line in lines:
+        found.setdefault(line.place, []).append(line)
+    return found
+
+
+def _summary(place: Place, one: _Gathered) -> SiteSummary:
+    errors = list(one.errors.values())
+    decided = [verdict for verdict in one.verdicts if verdict in DECIDED]
+    counts = Counter(one.verdicts)
+    return SiteSummary(
+        *place, len(one.verdicts), one.missing, one.extra, {v: counts[v] for v in GRAVITY if counts[v]},
+        fmean(errors) if errors else None, max(errors, default=None), median(errors) if errors else None,
+        fmean(one.largest) if one.largest else None, max(one.largest, default=None), one.nonfinite, one.mismatched,
+        Share(sum(verdict in DRIFTS for verdict in decided), len(decided)),
+        Share(sum(verdict == "flip" for verdict in decided), len(decided)),
+        max(one.errors, key=one.errors.__getitem__) if errors and max(errors) > 0 else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSummary:
+    """The gradients of one parameter, raw and as the optimizer sees them, side by side."""
+
+    name: str
+    port: str
+    raw: SiteSummary | None
+    scaled: SiteSummary | None
+
+    @property
+    def size(self) -> tuple[int, float, float]:
+        """What to sort by: NaN and missing ones first, then the larger mean error, then the largest error."""
+        both = [one for one in (self.raw, self.scaled) if one is not None]
+        lost = sum(one.mismatched + one.missing for one in both) + sum(
+            one.counts.get("drift", 0) and one.error_mean is None for one in both
+        )
+        return int(lost), max(one.error_mean or 0.0 for one in both), max(one.error_max or 0.0 for one in both)
+
+    @property
+    def pattern(self) -> str:
+        """The raw gradient's, or the scaled one's where that says more."""
+        both = [one.pattern for one in (self.raw, self.scaled) if one is not None]
+        return next((pattern for pattern in both if pattern != CLEAN), CLEAN)
+
+
+def parameters(sites: Sequence[SiteSummary]) -> list[ParameterSummary]:
+    """The gradients of every parameter, the worst first."""
+    found: dict[tuple[str, str], dict[str, SiteSummary]] = {}
+    for site in sites:
+        if site.phase in GRADIENTS:
+            found.setdefault((site.name, site.port), {})[site.phase] = site
+    both = [ParameterSummary(*key, one.get("grad"), one.get("grad_scaled")) for key, one in found.items()]
+    return sorted(both, key=lambda one: one.size, reverse=True)

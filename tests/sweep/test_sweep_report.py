@@ -1,0 +1,92 @@
+"""The report as people read it: golden files, which `FIRSTDRIFT_REWRITE_GOLDEN=1` writes again."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from firstdrift.sweeping.answer import SweepResult
+from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow, failed_row
+from firstdrift.sweeping.text import render
+
+GOLDEN = Path(__file__).parent / "golden"
+PLACES = [("input", "input", "x"), ("fwd", "conv1", "out"), ("fwd", "relu1", "out"), ("loss", "loss", "out"),
+          ("agrad", "relu1", "out"), ("agrad", "conv1", "out"), ("grad", "conv1", "weight"), ("grad", "conv1", "bias"),
+          ("grad_scaled", "conv1", "weight"), ("weight_after", "conv1", "weight")]  # fmt: skip
+
+
+def case(number, *, drift=False, flip=False, nan=False, lacks=False, steps=1):
+    """A case with numbers that are all different."""
+    sites = []
+    for step in range(steps):
+        for i, (phase, name, port) in enumerate(PLACES):
+            verdict = "same" if phase == "input" else "noise"
+            late = i >= PLACES.index(("agrad", "conv1", "out"))
+            verdict = "flip" if flip and (phase, name) == ("agrad", "relu1") else verdict
+            verdict = "drift" if drift and i == 5 else "inherited" if drift and late else verdict
+            error = 0.0 if verdict == "same" else (i + 1) * 1e-7 * (number + 1)
+            error *= 1e6 if drift and late else 1e3 if flip and i >= 4 else 1
+            odd = nan and name == "relu1"
+            if not (lacks and (phase, port) == ("grad", "bias")):
+                sites.append(SiteRow(step, phase, name, port, verdict, 4, error, error * 3, (0, 2 * odd), 2 * odd))
+    first = Finding(0, "agrad", "conv1", "out", 0, number, "relu1's backward", "relu-mask", "it forgets its mask")
+    curves = (tuple(size * 1.3**step for step in range(steps)) for size in (1e-6, 1e-2, 2e-6, 3e-6))
+    growth = Growth("weights", tuple(range(steps)), *curves)
+    verdict = "drift" if drift else "flip" if flip else "noise"
+    return Row(
+        {"start": 32 * number}, verdict, int(drift), f"{verdict}: all of them", first if drift else None,
+        {"noise": 30, **({"flip": 1} if flip else {}), **({"drift": 1} if drift else {})},
+        (Loss(0, 1.5 + number / 8, 1.5 + number / 8 + 1e-7),), tuple(sites),
+        (("grad", "conv1", "bias"),) if lacks else (), (), (), (), growth if steps > 1 else None,
+        traces=f"out/cases/start={32 * number}" if number < 2 and (drift or flip) else None,
+    )  # fmt: skip
+
+
+def result_of(*rows, left=0, **more):
+    cases = [row.case for row in rows] + [{"start": 9000 + i} for i in range(left)]
+    return SweepResult(tuple(cases), tuple(rows), "out", **more)
+
+
+RESULTS = {
+    "clean": result_of(*(case(i) for i in range(10))),
+    "flip": result_of(*(case(i, flip=i == 2) for i in range(10))),
+    "robust": result_of(*(case(i, drift=True) for i in range(10))),
+    "dependent": result_of(*(case(i, drift=i % 3 == 0, flip=i == 1) for i in range(10))),
+    "troubled": result_of(
+        case(0, nan=True), case(1, lacks=True), failed_row({"start": 64}, "the candidate was killed by SIGSEGV"),
+        left=2, reused=1, notes=("interrupted; what is done is kept, and the same command goes on from there",),
+    ),
+    "steps": result_of(*(case(i, steps=12) for i in range(4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_report_is_as_it_was(name):
+    text, file = render(RESULTS[name]) + "\n", GOLDEN / f"{name}.txt"
+    if "FIRSTDRIFT_REWRITE_GOLDEN" in os.environ:
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_line_is_wider_than_asked_for(name):
+    for line in render(RESULTS[name]).splitlines():
+        assert len(line) <= 116 or "firstdrift diff" in line
+
+
+def test_a_limit_keeps_what_matters():
+    text = render(RESULTS["dependent"], limit=2)
+    assert "start=0 " in text
+    assert "start=64" not in text
+    assert "--limit 10 shows all" in text
+    assert "agrad         conv1" in text or "agrad  conv1" in text
+
+
+def test_quiet_is_the_sentence_alone():
+    assert render(RESULTS["flip"], quiet=True) == RESULTS["flip"].sentence
+
+
+def test_names_cannot_act_on_a_terminal():
+    evil = SiteRow(0, "fwd", "\x1b[31mred", "out", "noise", 1, 1e-6, 1e-6)
+    text = render(result_of(Row({"start": "\x1b[2J"}, "noise", 0, "noise: x", sites=(evil,))))
+    assert "\x1b" not in text
