@@ -214,11 +214,15 @@ def test_verifying_needs_no_memory_for_the_model(tmp_path):
         f"    return nn.Sequential(*(nn.Linear({width}, {width}, bias=False) for _ in range(64)))\n"
     )
     code = (
-        "import re, sys, torch, firstdrift.loading.populating\nfrom click.testing import CliRunner\n"
+        "import re, sys, threading, time, torch, firstdrift.loading.populating\nfrom click.testing import CliRunner\n"
         "from firstdrift.cli.main import cli\n"
         "def anonymous(): return int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
-        "base = anonymous()\nfound = CliRunner().invoke(cli, ['weights', 'verify', *sys.argv[1:]])\n"
-        "assert found.exit_code == 0, found.output\nprint(anonymous() - base)\n"
+        "base = peak = anonymous()\ndone = False\n"
+        "def watch():\n    global peak\n    while not done:\n"
+        "        peak = max(peak, anonymous())\n        time.sleep(0.001)\n"
+        "watcher = threading.Thread(target=watch)\nwatcher.start()\n"
+        "found = CliRunner().invoke(cli, ['weights', 'verify', *sys.argv[1:]])\ndone = True\nwatcher.join()\n"
+        "assert found.exit_code == 0, found.output\nprint(peak - base)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "wide.py") + ":build", str(tmp_path / "m.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True)
