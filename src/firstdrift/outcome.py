@@ -131,7 +131,7 @@ def _first_drift(drifts: Sequence[PairResult], explain: Explain | None) -> First
     result = drifts[0]
     by = result.introduced_by or result.site.name
     cause = _cause(result) or (explain(result) if explain is not None else None)
-    if cause is None or cause.label == "unknown":
+    if cause is None or cause.label in ("unknown", "uninitialised"):  # which of NaN says less than that it is there
         cause = _not_finite(result) or cause
     repeats = _repeats(drifts)
     sentence = f"the first drift is {_shown(result.site)}, introduced by {by}: {result.reason}"

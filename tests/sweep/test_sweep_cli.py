@@ -132,8 +132,9 @@ def waiting(arguments, cwd):
     environment = os.environ | {"COLUMNS": "100"}
     program = [str(Path(sys.executable).with_name("firstdrift")), "sweep", *arguments]
     process = subprocess.Popen(
-        program, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+        program, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip  # whoever runs the tests in the background has it ignored
     results = Path(cwd, "sweep-results", "results.jsonl")
     deadline = time.monotonic() + 60
     while (not results.is_file() or results.read_bytes().count(b"\n") < 2) and time.monotonic() < deadline:

@@ -60,13 +60,15 @@ def _cast(values: Floats, dtype: str) -> Floats:
 def _formulas(evidence: Evidence, width: int) -> Iterator[tuple[str, Formula]]:
     """What may have been computed row by row, from the parameters at hand."""
     weight, bias = (evidence.candidate_parameters.get(key) for key in ("weight", "bias"))
+    if weight is not None and bias is not None and bias.shape != weight.shape[:1]:
+        return  # a norm over several axes, which is not computed row by row
     if weight is not None and weight.shape == (width,):
         told = evidence.attrs.get("eps")
         for eps in (told,) if isinstance(told, float) else EPS:
             yield "an RMS norm", lambda x, eps=eps: formulas.rms_norm(x, floats(weight), eps)  # type: ignore[misc]
             offset = None if bias is None else floats(bias)
             yield "a layer norm", lambda x, eps=eps, b=offset: formulas.layer_norm(x, (width,), floats(weight), b, eps)  # type: ignore[misc]
-    if weight is not None and weight.ndim == 2 and weight.shape[1] == width:
+    if weight is not None and weight.ndim == 2 and weight.shape == (evidence.expected.shape[-1], width):
         yield "a matrix product", lambda x: formulas.linear(x, floats(weight), None if bias is None else floats(bias))
 
 
