@@ -121,7 +121,7 @@ def _introduced(shadow: Shadow, judged: Sequence[PairResult]) -> dict[Site, Intr
     said = {}
     asked = [result.site for result in judged if not _is_decided(result) and _is_worth_it(result)]
     for site, found in shadow.replay(asked).items():
-        error = found.introduced if found.own is None else found.own
+        error = found.introduced if found.own is None else min(found.introduced, found.own)
         if not site.port.startswith("in.") and found.noise < 1.0 and isfinite(error) and found.operation != "identity":
             said[site] = Introduced(error, found.noise, 1.0, "replayed in float64", inherited=found.inherited)
     return said

@@ -39,6 +39,7 @@ from .layouts import seen_through
 from .matching import match
 from .sides import Side, record
 
+_SUSPECT = (Verdict.DRIFT, Verdict.NOT_COMPARABLE)  # verdicts of weights that may only be stored in another way
 UNSTABLE = "two runs of the candidate are not the same"
 
 
@@ -128,7 +129,7 @@ def _with_weights(results: Sequence[PairResult], examination: Examination) -> tu
         result.site
         for result in results
         if (result.site.step, result.site.phase) == (0, "weight")
-        and (result.verdict is Verdict.DRIFT or (result.error or 0.0) > (result.limit or 0.0))
+        and (result.verdict in _SUSPECT or (result.error or 0.0) > (result.limit or 0.0))
     ]
     if not suspects:
         return list(results), frozenset()
@@ -144,7 +145,7 @@ def _with_weights(results: Sequence[PairResult], examination: Examination) -> tu
                 reason = "stored differently, but everything computed with it agrees"
                 result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
                 unused.add(result.site)
-            else:
+            elif result.verdict is not Verdict.NOT_COMPARABLE:
                 reason, by = f"the weights differ by {result.error or 0.0:.1e}", "the loading of weights"
                 result = replace(result, verdict=Verdict.DRIFT, reason=reason, introduced_by=by)
         settled.append(result)
