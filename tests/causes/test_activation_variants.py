@@ -60,6 +60,14 @@ def test_another_slope_is_fitted():
     assert (said.label, said.parameters["negative_slope"]) == ("activation-variant", 0.3)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(0.25, 0.125), (0.3, 0.05)])
+def test_both_slopes_are_fitted_whatever_they_are(ours, theirs):
+    before, after = (np.where(X < 0, slope * X, X) for slope in (ours, theirs))
+    found = cause(before, after, inputs={"in.0": X})
+    assert (found.label, found.parameters["negative_slope"]) == ("activation-variant", theirs)
+    assert found.parameters["reference_activation"] == f"a leaky ReLU of slope {ours:.6g}"
+
+
 def test_a_formula_of_no_name_is_another_function_of_the_same_input():
     wrong = 0.5 * X * (1 + np.tanh(0.7978845608 * (X + 0.06 * X**3)))
     said = cause(applied("gelu_tanh"), wrong, 1e-9, inputs={"in.0": X})

@@ -51,7 +51,21 @@ def which(evidence: Evidence, x: Floats, y: Floats) -> str | None:
     """The activation that makes one tensor from another, up to noise."""
     errors = {name: distance(function(x), y) for name, function in FUNCTIONS.items()}
     best = min(errors, key=lambda name: errors[name])
-    return best if errors[best] <= limit(evidence) else None
+    if errors[best] <= limit(evidence):
+        return best
+    slope = _slope(evidence, x, y)
+    if slope is None or distance(np.where(x < 0, slope * x, x), y) > limit(evidence):
+        return None
+    return f"a leaky ReLU of slope {slope:.6g}"
+
+
+def _slope(evidence: Evidence, x: Floats, y: Floats) -> float | None:
+    """The slope of a function for negative inputs, if there are enough of them."""
+    negative = x < 0
+    square = float(x[negative] @ x[negative])
+    if negative.sum() < FEW or square == 0:
+        return None
+    return rounded(float(x[negative] @ y[negative]) / square, max(evidence.noise, 1e-6))
 
 
 def extra(evidence: Evidence) -> Iterator[Finding]:
@@ -123,12 +137,8 @@ def _sums_to_one(values: Floats, axis: int) -> bool:
 
 def _other_slope(evidence: Evidence, reference: str, e: Floats, f: Floats, y: Array, ys: Floats) -> Iterator[Finding]:
     """The same function for positive inputs, another slope for negative ones."""
-    negative = ys < 0
-    square = float(ys[negative] @ ys[negative])
-    if negative.sum() < FEW or square == 0:
-        return
-    slope = rounded(float(ys[negative] @ f[negative]) / square, max(evidence.noise, 1e-6))
-    if promising(evidence, e, f, np.where(negative, slope * ys, ys)):
+    slope = _slope(evidence, ys, f)
+    if slope is not None and promising(evidence, e, f, np.where(ys < 0, slope * ys, ys)):
         yield Finding(
             "activation-variant", f"the activation is a leaky ReLU of slope {slope:.6g} instead of {reference}",
             np.where(floats(y) < 0, slope * floats(y), floats(y)), 1,
