@@ -83,7 +83,7 @@ def _fitted(before: Floats, after: Floats, limit: float) -> Rotary | None:
     for part, pairing in product(dict.fromkeys((width, width // 2, width // 4, 3 * width // 4)), PAIRINGS):
         if part < 2 or part % 2:
             continue
-        for rotary in _proposed(before[:1], after[:1], part, pairing):
+        for rotary in _proposed(before[:1], after[:1], part, pairing, limit):
             parts = ((slice(1), slice(1)), (slice(None), slice(None)))
             if all(_error(before[n, :, h], after[n, :, h], rotary) <= limit for n, h in parts):
                 return rotary
@@ -96,8 +96,10 @@ def _is_multiple(before: Floats, after: Floats, limit: float) -> bool:
     return float(np.linalg.norm(factor * before - after)) <= limit * float(np.linalg.norm(after))
 
 
-def _proposed(before: Floats, after: Floats, channels: int, pairing: str) -> Iterator[Rotary]:
+def _proposed(before: Floats, after: Floats, channels: int, pairing: str, limit: float) -> Iterator[Rotary]:
     """Rotations of usual numbers first, then as they are measured."""
+    if not _keeps_sizes(before, after, channels // 2, pairing, limit):
+        return
     frequencies, factor, first = _phases(before, after, channels // 2, pairing)
     measured = Rotary(frequencies, pairing, factor=factor, shift=first)
     for base, start, size in product(BASES, dict.fromkeys((0.0, first)), (1.0, factor)):
@@ -109,6 +111,13 @@ def _proposed(before: Floats, after: Floats, channels: int, pairing: str) -> Ite
             yield replace(measured, frequencies=rounded, factor=size)
     for start, size in product(dict.fromkeys((0.0, first)), (1.0, factor)):
         yield replace(measured, shift=start, factor=size)
+
+
+def _keeps_sizes(before: Floats, after: Floats, pairs: int, pairing: str, limit: float) -> bool:
+    """Whether every pair is as long as before, up to one factor, as it is under any rotation."""
+    a, b = (np.abs(complex_pairs(x, pairs, pairing)) for x in (before, after))
+    factor = float(np.linalg.norm(b)) / max(float(np.linalg.norm(a)), 1e-300)
+    return float(np.linalg.norm(b - factor * a)) <= 2 * limit * float(np.linalg.norm(after))
 
 
 def _error(before: Floats, after: Floats, rotary: Rotary) -> float:

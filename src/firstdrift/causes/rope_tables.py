@@ -78,6 +78,8 @@ class _Table:
     @classmethod
     def of(cls, given: Floats, counted: list[Floats], limit: float) -> _Table | None:
         """The layout of a table, or None where it is none."""
+        if not _swings(given, limit):
+            return None
         width = given.shape[1]
         half, number = width // 2, np.arange(width)
         layouts = []
@@ -119,6 +121,13 @@ class _Table:
         """Sinusoids that hold both functions are added to embeddings; their frequencies have a cause of their own."""
         both = bool(self.sines.any()) and not bool(self.sines.all())
         return "frequency-table" if both and label.startswith("rope-") and label != "rope-precision" else label
+
+
+def _swings(given: Floats, limit: float) -> bool:
+    """Whether every column may be a wave: the sum of a row's neighbours is one multiple of the row, all the way."""
+    middle, ends = given[1:-1], given[2:] + given[:-2]
+    multiple = (middle * ends).sum(axis=0) / np.maximum((middle * middle).sum(axis=0), 1e-300)
+    return float(np.linalg.norm(ends - multiple * middle)) <= 4 * limit * float(np.linalg.norm(given))
 
 
 def _candidates(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
 from . import heads, masks, positions, scoring
 from .claims import Case, Variant, finding
-from .fitting import fit, search
+from .fitting import Reference, fit, patience, search
 from .operands import LAYOUTS, operands, sources
 from .problem import SCREEN, WHOLE, first_head, problem, sampled
 from .rotary import Floats
@@ -46,27 +46,32 @@ def _case(evidence: Evidence) -> Case | None:
     if evidence.expected.shape != evidence.found.shape:
         return None
     limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    for find, layout in product((fit, search), LAYOUTS):  # a search takes long
-        mine, other = (sources(evidence, candidate, layout) for candidate in (False, True))
-        if mine is None or other is None:
-            continue
-        reference = find(mine, other, evidence.attrs, limit)
-        if reference is None:
-            continue
-        structure = reference.structure
-        found = operands(other, structure.shape, structure.heads, structure.kv_heads)
-        if found is None:
-            continue
-        whole = problem(found, other.observed, mine.observed, reference.problem.profile)
-        screen, final = (sampled(whole, structure.heads, budget) for budget in (SCREEN, WHOLE))
-        narrow = first_head(sampled(whole, 1, SCREEN >> 2), structure.heads, structure.kv_heads)
-        error = screen.error(reference.settings)
-        if error <= limit:
-            return None
-        noise = max(evidence.noise, LEAST_NOISE)
-        restored = partial(_restored, like=evidence.found, layout=layout)
-        return Case(reference, other, whole, screen, narrow, final, limit, noise, error, restored)
+    for find in (fit, search):  # a search takes long
+        over = patience()
+        for layout in LAYOUTS:
+            case = _read(evidence, layout, partial(find, attrs=evidence.attrs, limit=limit, over=over), limit)
+            if case is not None:
+                return case if case.whole > limit else None
     return None
+
+
+def _read(evidence: Evidence, layout: str, find: Callable[..., Reference | None], limit: float) -> Case | None:
+    """The case as it is when the axes are those of a layout."""
+    mine, other = (sources(evidence, candidate, layout) for candidate in (False, True))
+    reference = None if mine is None or other is None else find(mine, other)
+    if mine is None or other is None or reference is None:
+        return None
+    structure = reference.structure
+    found = operands(other, structure.shape, structure.heads, structure.kv_heads)
+    if found is None:
+        return None
+    whole = problem(found, other.observed, mine.observed, reference.problem.profile)
+    screen, final = (sampled(whole, structure.heads, budget) for budget in (SCREEN, WHOLE))
+    narrow = first_head(sampled(whole, 1, SCREEN >> 2), structure.heads, structure.kv_heads)
+    noise = max(evidence.noise, LEAST_NOISE)
+    restored = partial(_restored, like=evidence.found, layout=layout)
+    error = screen.error(reference.settings)
+    return Case(reference, other, whole, screen, narrow, final, limit, noise, error, restored)
 
 
 def _restored(predicted: Floats, like: Array, layout: str) -> Floats:

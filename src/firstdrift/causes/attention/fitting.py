@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import thread_time
 
@@ -17,7 +17,7 @@ from .proposals import STATED, local, plain, scales, turned
 from .searching import searched
 from .structure import Structure, likely, number
 
-PATIENCE = 1.0  # seconds of work for a fit, and for a search
+PATIENCE = 1.0  # seconds of work for fits, and for searches
 FEW_TRIALS = 8  # of structures and masks, for which numbers are searched
 TOKENS = 12  # enough to tell the scores apart, few enough to try much
 
@@ -31,13 +31,22 @@ class Reference:
     problem: Problem
 
 
-def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> Reference | None:
+Over = Callable[[], bool]
+
+
+def patience() -> Over:
+    """What says, from now on, when to give up."""
+    start = thread_time()
+    return lambda: thread_time() - start > PATIENCE
+
+
+def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
     """The stated or usual settings that reproduce the reference within a limit, or None."""
-    trials, start = _trials(given, other, attrs, limit), thread_time()
+    trials = _trials(given, other, attrs, limit)
     for stage in (plain, turned, local):
         for trial in trials:
             for proposal in stage(trial.base, trial.whole, given, attrs):
-                if thread_time() - start > PATIENCE:
+                if over():
                     return None
                 held = _held(proposal, trial.few, limit)
                 proven = None if held is None else _proven(held, trial.wide, trial.whole, limit)
@@ -46,11 +55,12 @@ def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float)
     return None
 
 
-def search(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> Reference | None:
+def search(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
     """Settings of other numbers that reproduce the reference within a limit, or None."""
-    start = thread_time()
     for trial in _trials(given, other, attrs, limit)[:FEW_TRIALS]:
-        for found in searched(trial.base, trial.few, limit, lambda: thread_time() - start > PATIENCE):
+        if over():
+            return None
+        for found in searched(trial.base, trial.few, limit, over):
             proven = _proven(found, trial.wide, trial.whole, limit)
             if proven is not None:
                 return Reference(trial.structure, proven, trial.whole)

@@ -29,7 +29,7 @@ def searched(base: Settings, few: Problem, limit: float, over: Callable[[], bool
     channels = int(few.operands.q.shape[-1]) // (1 if few.alone else base.heads)
     natural = replace(base, scale=channels**-0.5, biased=few.operands.bias is not None)
     close: list[Settings] = []
-    for found in _refined(natural, channels, few, close):
+    for found in _refined(natural, channels, few, close, over):
         if few.error(found) <= limit:
             yield found
         if over():
@@ -42,12 +42,15 @@ def searched(base: Settings, few: Problem, limit: float, over: Callable[[], bool
             return
 
 
-def _refined(natural: Settings, channels: int, few: Problem, close: list[Settings]) -> Iterator[Settings]:
+def _refined(
+    natural: Settings, channels: int, few: Problem, close: list[Settings], over: Callable[[], bool]
+) -> Iterator[Settings]:
     """The best of every kind, the simple kinds first; of each kind with a rotation the nearest are put to `close`."""
     for kind in _unturned(natural):
         yield from (refined(start, few) for start in _nearest(_scaled(kind), few))
     for variants in _turned(natural, channels):
-        kinds = sorted((_nearest(_scaled(kind), few) for kind in variants), key=lambda starts: few.error(starts[0]))
+        tried = [_nearest(_scaled(kind), few) for kind in variants if not over()]
+        kinds = sorted(tried, key=lambda starts: few.error(starts[0]))
         turned = []
         for start in (start for starts in kinds[:KINDS] for start in starts):
             turned.append(refined(start, few))
