@@ -15,6 +15,7 @@ from .compare.batches import Units
 from .compare.measuring import Measured, load_pair, measure_pairs
 from .compare.pairs import Alignment
 from .compare.result import CLEAN, Cause, PairResult, Result, Verdict
+from .compare.storage import as_stored
 from .dtypes import UNIT_ROUNDOFF, roundoff
 from .errors import SelectionError
 from .formats.npy_steps import check_same_probes
@@ -62,7 +63,8 @@ def align_traces(
     mapping = _read_map(map) if isinstance(map, str | PathLike) else map
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
     selection = Selection(tuple(only), tuple(phases), tuple(ignore))
-    return Opened(ours, theirs, align(ours, theirs, mapping=mapping, selection=selection, units=units))
+    alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
+    return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)))
 
 
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[Measured]:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from .compare.measuring import Measured
 from .compare.pairs import Alignment, Pair, Unmatched
 from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
+from .compare.storage import STORED_DIFFERENTLY
 from .sites import BACKWARD_PHASES, Site
 from .traces import Trace
 from .verdict.graph import Graph
@@ -198,24 +199,30 @@ def _not_finite(result: PairResult) -> Cause | None:
 
 
 def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | None:
-    if verdict is Verdict.SAME:
+    stored = any(_is_layout(result) for result in judged)
+    if verdict is Verdict.SAME and not stored:
         return Cause("none", "bitwise equal", 1.0)
     if verdict is Verdict.FLIP:
         flip = next(result for result in judged if result.verdict is Verdict.FLIP)
         sentence = f"near-ties were decided the other way, first at {_shown(flip.site)}: {flip.reason}"
         return Cause("decision-flip", sentence, 0.9, "run another batch: a near-tie is not in every one")
-    if verdict is not Verdict.NOISE:
+    if verdict not in (Verdict.SAME, Verdict.NOISE):
         return None
     if off := [result for result in judged if REFERENCE_OFF in result.reason]:
         sentence = f"it is the reference that is off, first at {_shown(off[0].site)}"
         return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
-    if any("stored differently" in result.reason or result.reason.startswith(LAYOUT) for result in judged):
+    if stored:
         return Cause("layout-equivalent", "weights are stored differently, but compute the same", 0.9)
     amplified = [result for result in judged if result.reason.startswith(AMPLIFIED)]
     if amplified := [result for result in amplified if result.site.phase not in ("optim", "weight_after")]:
         sentence = f"small errors are amplified, first at {_shown(amplified[0].site)}, by operations that are right"
         return Cause("ill-conditioned", sentence, 0.9, "compare in float64: the difference shrinks with the precision")
     return Cause("float-noise", "every difference is what rounding explains", 0.9)
+
+
+def _is_layout(result: PairResult) -> bool:
+    said = (result.reason, *result.pair.notes)
+    return result.reason.startswith(LAYOUT) or any(STORED_DIFFERENTLY in text for text in said)
 
 
 def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairResult], problems: Sequence[str]) -> str:

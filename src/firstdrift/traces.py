@@ -142,9 +142,13 @@ class Trace:
         """The same trace, known to have further problems."""
         return self._with(self.lines, (*self.problems, *problems)) if problems else self
 
-    def with_arrays(self, arrays: Mapping[Site, Callable[[], Array]]) -> Trace:
-        """The same trace with other numbers at some sites, made when they are asked for."""
-        changed = self._with(self.lines, self.problems)
+    def with_arrays(
+        self, arrays: Mapping[Site, Callable[[], Array]], shapes: Mapping[Site, tuple[int, ...]] | None = None
+    ) -> Trace:
+        """The same trace with other numbers at some sites, made when they are asked for, and in other shapes."""
+        said = shapes or {}
+        lines = [record._replace(shape=said.get(record.site, record.shape)) for record in self.lines]
+        changed = self._with(lines, self.problems)
         changed._special = {**self._special, **arrays}
         return changed
 

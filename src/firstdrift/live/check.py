@@ -23,6 +23,7 @@ from ..compare.align import align
 from ..compare.measuring import load_pair, measure_pairs
 from ..compare.pairs import Pair
 from ..compare.result import Cause, PairResult, Result, Verdict
+from ..compare.storage import STORED_DIFFERENTLY, other_axes
 from ..errors import CaptureError
 from ..outcome import Compared, compose
 from ..sites import Site
@@ -36,7 +37,7 @@ from .examining import FLOAT32, Examination, examine
 from .examining import compared as compared_arrays
 from .forcing import Plan
 from .layouts import seen_through
-from .matching import match
+from .matching import Names, match
 from .sides import Side, record
 
 _SUSPECT = (Verdict.DRIFT, Verdict.NOT_COMPARABLE)  # verdicts of weights that may only be stored in another way
@@ -87,12 +88,21 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
     names = match(ours, raw, name_map, (known[0], known[1]))
     theirs = names.renamed(raw)
+    axes = other_axes(align(ours, theirs, prefixes=False).pairs, ours, theirs)
+    return _examined(reference, candidate, replace(names, axes=axes), ours, raw, folder)
+
+
+def _examined(reference: Side, candidate: Side, names: Names, ours: Trace, raw: Trace, folder: Path) -> Result:
+    theirs = names.renamed(raw)
     alignment = align(ours, theirs, prefixes=False)
     measured = list(measure_pairs(alignment.pairs, ours, theirs))
     graph = Graph(ours, alignment.pairs)
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs))
     examination = examine(reference, candidate, names, ours, theirs, folder)
     judged, unused = _with_weights(judged, examination)
+    if unused and (axes := other_axes(alignment.pairs, ours, theirs, unused)):
+        again = Path(tempfile.mkdtemp(dir=folder))
+        return _examined(reference, candidate, replace(names, axes={**names.axes, **axes}), ours, raw, again)
     if unused:
         examination = examination.with_reference_weights(unused)
     found = examination.introduced(measured, graph)
@@ -117,7 +127,8 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
     if alignment.reference_only:
         notes.append("what has no counterpart was replayed too, and shows at the next site that has one")
     result = compose(results, measured, compared, ("*",), explain=why, notes=notes)
-    return _with_benign_cause(result, [*parts, *examination.layouts])
+    stored = [".".join(filter(None, parameter)) for parameter in names.axes]
+    return _with_benign_cause(result, [*parts, *examination.layouts, *stored])
 
 
 def _with_weights(results: Sequence[PairResult], examination: Examination) -> tuple[list[PairResult], frozenset[Site]]:
@@ -142,7 +153,7 @@ def _with_weights(results: Sequence[PairResult], examination: Examination) -> tu
             own = max(near, key=len, default=None)
             seen = [replays.introduced_at(site, FLOAT32) for site in (outputs[own] if own is not None else ())]
             if seen and all(one is not None and not one.beyond_noise for one in seen):
-                reason = "stored differently, but everything computed with it agrees"
+                reason = f"{STORED_DIFFERENTLY}, but everything computed with it agrees"
                 result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
                 unused.add(result.site)
             elif result.verdict is not Verdict.NOT_COMPARABLE:
@@ -310,7 +321,7 @@ def _matched(how: Mapping[str, str]) -> list[str]:
 
 
 def _with_benign_cause(result: Result, parts: Sequence[str]) -> Result:
-    if result.verdict is Verdict.NOISE and parts:
+    if result.verdict in (Verdict.SAME, Verdict.NOISE) and parts:
         where = ", ".join(part or "the model" for part in parts)
         cause = Cause(
             "layout-equivalent", f"stored or computed in another layout, with the same function: {where}", 0.9

@@ -5,11 +5,13 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 import numpy as np
 
+from ..compare.pairs import Transform
+from ..compare.storage import along_same_axes
 from ..errors import SelectionError
 from ..records import Record
 from ..sites import PARAMETER_PHASES, Site
@@ -23,17 +25,18 @@ _SAME = 0.1  # of the norm: two outputs closer than this are taken for the same 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The candidate's module paths, each with the reference's, and how they were matched."""
+    """The candidate's module paths, each with the reference's, how they were matched, and what undoes other axes."""
 
     reference: Mapping[str, str]
     how: Mapping[str, str]
     ports: Mapping[tuple[str, str], str]
+    axes: Mapping[tuple[str, str], Transform] = field(default_factory=dict)
 
     def renamed(self, candidate: Trace) -> Trace:
-        """The candidate's trace under the reference's names."""
-        if all(name == other for name, other in self.reference.items()) and not self.ports:
-            return candidate
-        return candidate.renamed(self.site)
+        """The candidate's trace under the reference's names, and with its parameters along the reference's axes."""
+        if any(name != other for name, other in self.reference.items()) or self.ports:
+            candidate = candidate.renamed(self.site)
+        return along_same_axes(candidate, self.axes)
 
     def site(self, site: Site) -> Site:
         """Where the reference has what the candidate has at a site."""
