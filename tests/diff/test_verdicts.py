@@ -168,6 +168,22 @@ def test_a_choice_between_near_ties_is_not_called_a_bug(tmp_path):
     assert diffed(tmp_path, ours, theirs).verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(("handed", "verdict"), [([0, 2, 1, 3], "flip"), ([2, 0, 1, 3], "inconclusive")])
+def test_a_choice_that_is_handed_on_unchanged_is_the_same_flip(tmp_path, handed, verdict):
+    x = normal(4, 4)
+    x[np.arange(4), [0, 1, 1, 3]] = 9.0
+    x[1, 2] = np.nextafter(np.float32(9.0), np.float32(0))
+    z = x.copy()
+    z[1, [1, 2]] = z[1, [2, 1]]
+    chosen, other = np.array([0, 1, 1, 3]), np.array([0, 2, 1, 3])
+    steps = {"producers": [fd.Site(0, "fwd", "gate", "out")]}, {"producers": [fd.Site(0, "fwd", "top", "out")]}
+    ours = {"fwd gate": x, "fwd top": (chosen, steps[0]), "fwd experts:in.1": (chosen, steps[1])}
+    theirs = {"fwd gate": z, "fwd top": (other, steps[0]), "fwd experts:in.1": (np.array(handed), steps[1])}
+    result = diffed(tmp_path, ours, theirs)
+    assert verdicts(result)["fwd top"] == "flip"
+    assert result.verdict == verdict
+
+
 def test_different_inputs_are_the_first_drift(tmp_path):
     result = diffed(tmp_path, {"input input:x": A, "fwd a": A}, {"input input:x": B, "fwd a": B})
     assert (result.first_drift.phase, result.first_drift.cause.label) == ("input", "different-input")

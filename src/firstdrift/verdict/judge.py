@@ -17,6 +17,7 @@ from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..compare.result import CLEAN, PairResult, Verdict
+from ..compare.storage import STORED_DIFFERENTLY
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
@@ -205,7 +206,7 @@ class _Court:
             reason = "the two sides were not fed the same data"
             return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the data fed in", limit=unit)
         if judged.site in self.settled:
-            reason = "stored differently, but everything computed with it agrees"
+            reason = f"{STORED_DIFFERENTLY}, but everything computed with it agrees"
             return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=unit)
         self.suspects.add(judged.site)
         reason = f"the weights differ by {error:.1e}"
@@ -300,6 +301,10 @@ class _Court:
             return self.blame(judged, dirty, reason)
         indices = self.load(judged.pair)
         for site in producers:
+            if self.results[site].verdict is Verdict.FLIP and self.is_handed_on(indices, site):
+                return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, as chosen at {self.describe(site)}")
+            if self.items[site].is_integer:
+                continue
             tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
             if tied is not None:
                 flip = replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
@@ -310,6 +315,11 @@ class _Court:
             judged, verdict=Verdict.INCONCLUSIVE,
             reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
         )  # fmt: skip
+
+    def is_handed_on(self, values: tuple[Array, Array], producer: Site) -> bool:
+        """Whether both sides took their values from another site, unchanged."""
+        made = self.load(self.items[producer].pair)
+        return all(np.array_equal(value.ravel(), source.ravel()) for value, source in zip(values, made, strict=True))
 
     def settled_weights(self) -> frozenset[Site]:
         """Weights that differ without a difference in anything computed with them: folded or permuted, no bug."""
