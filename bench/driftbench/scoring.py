@@ -14,6 +14,7 @@ from .case import Case
 CLEAN = frozenset({"same", "noise", "flip"})
 UNDECIDED = frozenset({"inconclusive", "not comparable", "missing"})
 PARAMETER_TOLERANCE = 0.02
+REFERENCE_OFF = "reference-suspect"
 BENIGN_LABELS = frozenset({"none", "float-noise", "ill-conditioned", "decision-flip", "layout-equivalent"})
 
 
@@ -73,8 +74,8 @@ def failed(case: Case, by: str, error: Exception) -> Score:
 
 def _bug_outcome(case: Case, answer: Answer) -> str:
     assert case.truth is not None
-    if answer.verdict in CLEAN:
-        return "missed"
+    if answer.verdict in CLEAN:  # a candidate need not fail for what is wrong with its reference, if that is said
+        return "right" if answer.label == REFERENCE_OFF and REFERENCE_OFF in case.truth.labels else "missed"
     if answer.place is None:
         return "undecided"
     right = answer.place in case.truth.places and (answer.step, answer.call) == (case.truth.step, case.truth.call)
