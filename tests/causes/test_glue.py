@@ -323,3 +323,9 @@ def test_a_stream_added_before_a_norm_instead_of_after_it_is_an_order_of_operati
 def test_what_no_single_change_of_a_sum_makes_is_not_called_one(found):
     said = cause(A + B, found, FLOAT32, IN, inputs=RESIDUAL)
     assert said.label in ("unknown", "permutation"), said
+
+
+def test_a_term_that_counts_twice_as_much_is_not_the_sum_added_to_itself():
+    own = Run({Site(0, "fwd", "layers.0.mlp", "in.0"): A + 2 * B, Site(0, "fwd", "layers.0.mlp.up", "in.0"): A + 2 * B})
+    said = named(A + 2 * B, lambda a, b: a + 4 * b, RESIDUAL, around=own)
+    assert said.label == "scale", said

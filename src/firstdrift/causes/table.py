@@ -28,6 +28,7 @@ from . import (
     routing,
     spatial,
     stray_terms,
+    token_pooling,
     weights,
     wiring,
 )
@@ -37,7 +38,8 @@ from .hypotheses import Hypothesis
 FAMILIES = (
     fed, integrity, weights, losses, gradients, optimizers, wiring, elementwise, layouts, permutations, rounding,
     operand_rounding, quantisation, quantisers, glue, stray_terms, packing, clamped_gates, activation_variants, norms,
-    linear, embeddings, rope, spatial, recurrent, attention, routing,
+    linear, embeddings, rope, spatial, token_pooling,
+    recurrent, attention, routing,
 )  # fmt: skip
 
 TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)
