@@ -649,3 +649,41 @@ def test_a_flip_seen_in_the_forward_pass_alone_leaves_a_small_doubt_and_excuses_
     result = diffed(tmp_path, ours, theirs)
     assert result.exit_code == code
     assert code == 1 or "1 sign of fwd fc decided the other way at a near-tie" in result.sentence
+
+
+def parameters_only(seed, error=0.0, steps=1, **more):
+    """Steps of which only weights and gradients were recorded; the last gradient of the first step is off."""
+    sites = {}
+    for step in range(steps):
+        for number, name in enumerate(("fc2", "fc1")):
+            g = normal(32, 16, seed=10 * step + number)
+            off = error * normal(32, 16, seed=99) if name == "fc1" and step == 0 else 0
+            at = f"{step}/" if step else ""
+            sites[f"{at}weight {name}:weight"] = normal(32, 16, seed=number)
+            sites[f"{at}grad {name}:weight"] = noisy(g, 0 if seed is None else 1e-7, seed or 0) + np.float32(off)
+    return {**sites, **more}
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(0, "noise"), (3e-3, "inconclusive"), (0.3, "drift")])
+def test_a_gradient_of_which_nothing_before_was_recorded_may_hide_a_flip(tmp_path, error, verdict):
+    result = diffed(tmp_path, parameters_only(None), parameters_only(5, error))
+    assert (result.verdict, result.exit_code) == (verdict, {"noise": 0, "inconclusive": 2, "drift": 1}[verdict])
+    assert error != 3e-3 or "record activations" in result.sentence
+
+
+def test_a_gradient_behind_recorded_activations_is_judged(tmp_path):
+    seen = {"fwd fc1": A, "agrad fc1": A}
+    assert diffed(tmp_path, parameters_only(None, **seen), parameters_only(5, 3e-3, **seen)).verdict == "drift"
+
+
+def test_what_an_optimizer_remembers_of_a_doubtful_gradient_is_doubtful(tmp_path):
+    before, after = normal(32, 16, seed=3), normal(32, 16, seed=4)
+
+    def run(seed, error, factor):
+        sites = parameters_only(seed, error, steps=2)
+        sites["1/weight fc1:weight"] = before
+        sites["1/weight_after fc1:weight"] = (before + factor * (after - before)).astype(np.float32)
+        return sites
+
+    assert diffed(tmp_path / "1", run(None, 0, 1.0), run(5, 3e-3, 1.001)).verdict == "inconclusive"
+    assert diffed(tmp_path / "2", run(None, 0, 1.0), run(5, 0, 1.001)).first_drift.phase == "weight_after"

@@ -19,6 +19,7 @@ FEW_ROWS = 0.25  # of the rows may have been sent another way
 TIE = 8.0  # how far apart, in units of the forward noise, two values may be and still count as a tie
 
 AMOUNT = 0.05  # by which a gradient may differ that went to another element, and still be the same one
+FLIP_IN_GRADIENT = 2e-2  # twice the largest that one flip was seen to change in the gradient of a parameter
 FLIP_REACH = 8.0  # how many times its share of the elements, by norm, a flip can weigh in a gradient
 LARGEST = 1 << 26  # elements that are looked at for flips
 MANY = 4  # choices that differ, from which on their share is looked at

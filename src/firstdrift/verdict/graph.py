@@ -50,6 +50,10 @@ class Graph:
         """Whether the activation gradient of a parameter's own module was compared."""
         return (site.step, "agrad", site.name) in self._by_name
 
+    def saw_pass(self, step: int) -> bool:
+        """Whether anything of a step was compared between what the model was fed and the gradients of parameters."""
+        return any((step, phase) in self._phases for phase in ("fwd", "lossgrad", "agrad"))
+
     def consumer(self, site: Site) -> str | None:
         """The module whose backward makes the gradient of this output."""
         names = [other.name for other in self._consumers.get(site._replace(phase="fwd", sample=None), ())]

@@ -23,7 +23,8 @@ from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
 from .calibrated import limits_for
-from .flips import FLIP_REACH, MANY, MOST, explained_by_flips, sign_changes, tied_choices
+from .doubts import Doubts
+from .flips import MANY, MOST, explained_by_flips, tied_choices
 from .graph import Graph
 from .introduced import REFERENCE_OFF
 from .layouts import other_layouts, same_numbers
@@ -90,6 +91,7 @@ class _Court:
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
+        self.doubts = Doubts(self.items, self.results, graph, self.limits, load)
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
 
     def hear_all(self) -> None:
@@ -183,7 +185,7 @@ class _Court:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if not dirty and (flip := self.flip(judged)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
-        if not dirty and (doubt := self.unrecorded_flip(judged)) is not None:
+        if not dirty and (doubt := self.doubts.about(judged)) is not None:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=doubt)
         if not dirty and (precision := self.coarser_precision(judged)) is not None:
             reason = f"{precision}, though declared {judged.pair.candidate[0].dtype}"
@@ -230,37 +232,6 @@ class _Court:
         assert judged.limit is not None
         noise = max(self.error(forward), roundoff(judged.pair.reference.dtype, judged.pair.candidate[0].dtype))
         return explained_by_flips(self.load(judged.pair), self.load(self.items[forward].pair), judged.limit, noise)
-
-    def unrecorded_flip(self, judged: PairResult) -> str | None:
-        """Whether flips that are visible in the forward pass alone may be behind a parameter's gradient.
-
-        Without the activation gradient it cannot be told; a few flips among many explain an error of that size only.
-        """
-        site = judged.site
-        if site.phase == "grad" and self.graph.samples_missing and self.errs_from_here_on(site):
-            return (
-                "every gradient from here on differs, none before it: a sample that was not recorded may have flipped"
-            )
-        if site.phase not in ("grad", "grad_scaled") or self.graph.has_gradient(site) or judged.error is None:
-            return None
-        for result in self.results.values():
-            same_pass = (result.site.phase, result.site.step) == ("fwd", site.step) and result.verdict is Verdict.NOISE
-            flips = sign_changes(*self.load(result.pair)) if same_pass and result.measurement is not None else 0
-            if flips and judged.error <= FLIP_REACH * (flips / result.pair.count) ** 0.5:
-                signs = "1 sign" if flips == 1 else f"{flips} signs"
-                which = f"{signs} of fwd {result.site.name} decided the other way at a near-tie"
-                return f"{which}, which may explain it; record activation gradients to tell"
-        return None
-
-    def errs_from_here_on(self, site: Site) -> bool:
-        """Whether all parameters' gradients upstream of a point, weights and biases alike, differ by more than noise.
-
-        That is what a flip in one sample does. A wrong formula hits one kind of parameter, or every sample.
-        """
-        flow = [item for other, item in self.items.items() if (other.phase, other.step) == ("grad", site.step)]
-        names = [item.pair.site.name for item in flow]
-        from_here = flow[names.index(site.name) :]
-        return all(item.measurement is not None and self.limits.is_beyond_local(item) for item in from_here)
 
     def coarser_precision(self, judged: PairResult) -> str | None:
         """What a site was computed or stored in, by the grid of its numbers or by the size of its error."""
