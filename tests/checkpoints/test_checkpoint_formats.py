@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
+from firstdrift.checkpoints.json_file import read_json_object
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.dtypes import numpy_dtype
@@ -62,6 +63,14 @@ def test_any_array_under_any_name_survives_safetensors(tmp_path_factory, array, 
     write_checkpoint(path, [(name, array)], format="safetensors")
     with open_checkpoint(path) as checkpoint:
         assert same(checkpoint, {name: array})
+
+
+def test_a_header_that_the_library_would_refuse_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("firstdrift.checkpoints.safetensors_writer.MAX_HEADER", 200)
+    write_checkpoint(tmp_path / "a.safetensors", [("w", np.ones(1))], format="safetensors")
+    with pytest.raises(FormatError, match="is more than 200; leave metadata out"):
+        write_checkpoint(tmp_path / "b.safetensors", [("w" * 200, np.ones(1))], format="safetensors")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_metadata_that_are_no_strings_survive_safetensors(tmp_path):
@@ -260,6 +269,29 @@ def test_a_directory_with_two_checkpoints_or_none_is_refused(tmp_path):
         write_checkpoint(tmp_path / f"{name}.safetensors", [("w", np.ones(1))], format="safetensors")
     with pytest.raises(FormatError, match="holds 2 checkpoints and no index"):
         open_checkpoint(tmp_path)
+
+
+def test_a_json_file_may_be_as_large_as_allowed_and_no_larger(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert read_json_object(tmp_path / "a.json", 8) == {"a": 1}
+    with pytest.raises(FormatError, match="is larger than 7 bytes"):
+        read_json_object(tmp_path / "a.json", 7)
+
+
+def test_weights_in_two_usual_places_are_not_chosen_from(tmp_path):
+    torch.save({"model": {"w": torch.ones(1)}, "state_dict": {"w": torch.zeros(1)}}, tmp_path / "m.pt")
+    with pytest.raises(FormatError, match="has weights in state_dict and model"):
+        open_checkpoint(tmp_path / "m.pt")
+
+
+def test_what_lies_beside_the_weights_is_not_taken_for_them(tmp_path):
+    write_checkpoint(tmp_path / "pytorch_model.bin", [("w", np.ones(1))], format="pt")
+    write_checkpoint(tmp_path / "training_args.bin", [("other", np.ones(1))], format="pt")
+    (tmp_path / "old.safetensors").mkdir()
+    assert list(open_checkpoint(tmp_path)) == ["w"]
+    write_checkpoint(tmp_path / "model.safetensors", [("v", np.ones(1))], format="safetensors")
+    write_checkpoint(tmp_path / "adapter.safetensors", [("other", np.ones(1))], format="safetensors")
+    assert list(open_checkpoint(tmp_path)) == ["v"]
 
 
 def test_a_trace_is_not_a_checkpoint(tmp_path):

@@ -307,6 +307,11 @@ def test_the_command_says_what_was_rounded(tmp_path):
     assert result.exit_code == 0
     assert "0 tensors bit for bit, 0 exactly in another dtype, 6 rounded" in result.output
     assert "model.norm.weight: f32 to f16" in result.output
+    many = [(f"w{number:02d}", np.full(2, 0.1, np.float32)) for number in range(13)]
+    write_checkpoint(tmp_path / "many.npz", many, format="npz")
+    result = run("convert", tmp_path / "many.npz", tmp_path / "many.apr", "--dtype", "f16")
+    assert "13 rounded (26 values)" in result.output
+    assert "w09: f32 to f16, 2 values rounded, by at most 2.44e-05\n  and 3 more; --json lists them" in result.output
     result = run("convert", tmp_path / "a.safetensors", tmp_path / "c.npz", "--json")
     said = json.loads(result.output)
     assert (said["schema"], said["rounded"], said["tensors"]) == ("firstdrift-weights-convert-v1", 0, 6)

@@ -265,6 +265,26 @@ def test_a_header_that_lies_is_refused(tmp_path, message):
         open_checkpoint(tmp_path / "m.gguf")
 
 
+SCALARS = {
+    0: ("<B", 255), 1: ("<b", -128), 2: ("<H", 65535), 3: ("<h", -32768), 4: ("<I", 2**32 - 1), 5: ("<i", -(2**31)),
+    6: ("<f", 0.5), 7: ("<?", True), 10: ("<Q", 2**64 - 1), 11: ("<q", -(2**63)), 12: ("<d", 0.1),
+}  # fmt: skip
+
+
+def test_every_type_of_a_value_is_read_alone_and_in_arrays(tmp_path):
+    fields = b"".join(
+        text(b"one%d" % kind) + struct.pack("<I", kind) + struct.pack(layout, value)
+        + text(b"two%d" % kind) + struct.pack("<IIQ", 9, kind, 2) + 2 * struct.pack(layout, value)
+        for kind, (layout, value) in SCALARS.items()
+    )  # fmt: skip
+    fields += text(b"texts") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + text("é".encode())
+    (tmp_path / "m.gguf").write_bytes(header(fields, keys=2 * len(SCALARS) + 1))
+    said = open_checkpoint(tmp_path / "m.gguf").metadata
+    expected = {f"one{kind}": value for kind, (_, value) in SCALARS.items()}
+    expected |= {f"two{kind}": [value, value] for kind, (_, value) in SCALARS.items()}
+    assert dict(said) == {**expected, "texts": ["a", "é"]}
+
+
 def test_a_real_file_reads_as_the_library_reads_it(smollm2):
     checkpoint = open_checkpoint(smollm2)
     theirs = gguf.GGUFReader(smollm2)

@@ -1,6 +1,9 @@
 """Whatever bytes are in a file: a checkpoint, or one of our errors, and soon."""
 
 import json
+import struct
+import subprocess
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -141,6 +144,50 @@ def test_a_config_of_any_kind_is_read_or_refused(value):
         (Path(directory) / "config.json").write_text(json.dumps(said))
         with suppress(FirstdriftError):
             open_checkpoint(directory)
+
+
+def sparse(path, start, size=6 << 30):
+    """A file that claims much and holds nothing: zeros that take no room on the disk."""
+    with open(path, "wb") as file:
+        file.write(start)
+        file.truncate(size)
+    return path
+
+
+HUGE = {
+    "m.gguf": b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 0, 5 << 30),  # one array of bytes
+    "keys.gguf": b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60),
+    "m.apr": build(metadata_size=2**32 - 1, index_offset=2**32 + 64, data_offset=2**32 + 64, footer=False)[:64],
+    "index.apr": build(tensor_count=2**32 - 1, data_offset=5 << 30, footer=False)[:192],
+    "m.safetensors": struct.pack("<Q", 5 << 30) + b"{",
+    "m.safetensors.index.json": b'{"weight_map": {',
+    "m.json": b"{",
+    "m.npz": b"PK\3\4",
+    "m.pt": b"\x80\2",
+}
+MEASURED = """
+import resource, sys
+from firstdrift.checkpoints.opening import open_checkpoint
+from firstdrift.errors import FirstdriftError
+if sys.argv[1].endswith(".pt"):
+    import torch
+if sys.argv[1].endswith(".gguf"):
+    import gguf
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    open_checkpoint(sys.argv[1])
+except FirstdriftError as error:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures as Linux does")
+@pytest.mark.parametrize("name", HUGE)
+def test_what_claims_gigabytes_is_refused_without_taking_them(tmp_path, name):
+    path = sparse(tmp_path / name, HUGE[name])
+    command = [sys.executable, "-c", MEASURED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 200, "MiB"
 
 
 def test_metadata_nested_without_end_is_refused(tmp_path):

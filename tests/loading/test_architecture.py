@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +91,7 @@ def test_all_missing_fields_are_named_together(tmp_path):
         ("hidden_size", 896.0), ("hidden_size", "896"), ("hidden_size", True), ("hidden_size", 0), ("vocab_size", -1),
         ("rope_theta", "1e6"), ("rope_theta", True), ("rms_norm_eps", 0), ("tie_word_embeddings", 1),
         ("tie_word_embeddings", "true"), ("num_key_value_heads", [2]), ("num_hidden_layers", None),
+        ("vocab_size", 2**63), ("rope_theta", float("inf")), ("rms_norm_eps", float("nan")),
     ],
 )  # fmt: skip
 def test_a_mistyped_field_is_named_with_its_value(key, value, tmp_path):
@@ -97,6 +100,24 @@ def test_a_mistyped_field_is_named_with_its_value(key, value, tmp_path):
     assert ID in str(caught.value)
     assert key in str(caught.value)
     assert value is None or repr(value) in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(key=st.sampled_from([*CONFIG, "rope_parameters", "model_type", "attention_bias"]), value=JSON)
+def test_whatever_stands_under_a_key_is_read_or_refused_by_name(tmp_path_factory, key, value):
+    path = config(tmp_path_factory.getbasetemp(), **{key: value})
+    try:
+        found = fd.read_architecture(path)
+    except fd.FirstdriftError as error:
+        assert "FALSIFY" in str(error)
+    else:
+        assert all(type(one) in (int, float, bool) for one in found.to_json().values())
 
 
 def test_heads_that_cannot_be_shared_are_bogus(tmp_path):
@@ -223,8 +244,6 @@ def test_presets_have_the_published_numbers():
 
 
 def test_the_presets_are_the_models_of_transformers():
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     from firstdrift.loading.destinations import destinations
 
     kinds = {"llama-370m": (transformers.LlamaConfig, False), "qwen2-0.5b": (transformers.Qwen2Config, True)}

@@ -7,6 +7,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.checkpoints.apr.errors import ChecksumMismatch
+from firstdrift.checkpoints.writing import write_checkpoint
 
 from .networks import bits, other, plain, random, state
 
@@ -48,6 +50,7 @@ def test_a_length_that_differs_is_refused_by_name_and_id():
     (line,) = error.problems
     assert "2.bias" in line
     assert "init length 5" in line
+    assert "(from" not in line
     assert "[5]" in line
     assert "[6]" in line
 
@@ -114,6 +117,15 @@ def test_a_mean_beyond_a_hundred_is_refused(mean, fits):
         assert fd.load_weights(model, source).count == 2
     else:
         assert "PMAT-187" in str(refused(model, source))
+
+
+def test_complex_weights_are_judged_by_both_parts():
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    assert fd.load_weights(model, {"w": np.array([1 + 2j, 3], np.complex64)}).count == 1
+    assert model.w.tolist() == [1 + 2j, 3]
+    assert "1 NaN among 2 values" in str(refused(model, {"w": np.array([complex(1, np.nan), 3], np.complex64)}))
+    assert "its mean is 0+150j" in str(refused(model, {"w": np.array([200j, 100j], np.complex64)}))
 
 
 def test_large_values_with_a_small_mean_are_weights():
@@ -263,6 +275,21 @@ def test_expanded_and_overlapping_tensors_are_refused():
     assert torch.equal(whole, torch.zeros(10))
 
 
+def test_neighbours_in_one_memory_do_not_overlap():
+    model, whole = nn.Module(), torch.zeros(4, 3)
+    model.a, model.b = nn.Parameter(whole[:2]), nn.Parameter(whole[2:])
+    numbers = np.arange(12, dtype=np.float32).reshape(4, 3)
+    fd.load_weights(model, {"a": numbers[:2], "b": numbers[2:]})
+    assert np.array_equal(whole.numpy(), numbers)
+
+
+def test_an_axis_of_one_element_may_have_any_stride():
+    model = nn.Module()
+    model.row = nn.Parameter(torch.zeros(3).as_strided((1, 3), (0, 1)))
+    fd.load_weights(model, {"row": np.array([[1, 2, 3]], np.float32)})
+    assert model.row.tolist() == [[1, 2, 3]]
+
+
 def test_a_lazy_module_is_refused_by_name():
     with pytest.raises(fd.WeightsError, match="weight: has no shape yet"):
         fd.load_weights(nn.LazyLinear(3), {"weight": np.ones((3, 2), np.float32)})
@@ -313,6 +340,27 @@ def test_a_file_that_is_not_there_or_broken_carries_the_id_of_a_failure_to_load(
         fd.load_weights(model, tmp_path / "bad.safetensors")
 
 
+@pytest.mark.parametrize("name", ["m.apr", "m.apr.index.json", "directory"])
+def test_a_damaged_file_is_refused_as_a_whole_before_the_model_changes(tmp_path, name):
+    model = plain()
+    state = [(key, value.numpy()) for key, value in other(model).items()]
+    path = tmp_path / ("m.apr" if name == "directory" else name)
+    write_checkpoint(path, state, format=name.partition(".")[2].replace(".index.json", "-sharded") or "apr")
+    damaged = next(tmp_path.glob("*.apr"))
+    data = bytearray(damaged.read_bytes())
+    data[-100] ^= 1
+    damaged.write_bytes(data)
+    if name == "directory":
+        (tmp_path / "config.json").write_text("{}")
+        path = tmp_path
+    before = bits(model)
+    with pytest.raises(ChecksumMismatch, match=LOAD):
+        fd.load_weights(model, path)
+    assert bits(model) == before
+    with pytest.raises(ChecksumMismatch, match=LOAD):
+        fd.load_init_tensors(path)
+
+
 def test_init_tensors_are_all_there_or_refused_together(tmp_path):
     source = other(plain())
     save_file(source, tmp_path / "m.safetensors")
@@ -326,50 +374,6 @@ def test_init_tensors_are_all_there_or_refused_together(tmp_path):
     with pytest.raises(fd.WeightsError, match=LOAD) as caught:
         fd.load_init_tensors(tmp_path / "bad.safetensors")
     assert [line.split(":")[0] for line in caught.value.problems] == ["0.weight", "2.weight"]
-
-
-def test_a_file_that_changes_while_it_is_read_is_never_called_loaded(tmp_path, monkeypatch):
-    from firstdrift.loading import arriving
-
-    model, path = plain(), tmp_path / "m.safetensors"
-    save_file(other(model), path)
-    real = arriving.gather
-
-    def changed(assignment, checkpoint):
-        array, rounded = real(assignment, checkpoint)
-        if changed.late:
-            array = np.roll(array, 1)
-        return array, rounded
-
-    changed.late = False
-    monkeypatch.setattr(arriving, "gather", changed)
-    real_unchanged = arriving.expect
-
-    def expect(assignment, checkpoint):
-        found = real_unchanged(assignment, checkpoint)
-        changed.late = assignment.destination.name == "2.bias"
-        return found
-
-    monkeypatch.setattr(arriving, "expect", expect)
-    with pytest.raises(fd.WeightsError, match="must be loaded again"):
-        fd.load_weights(model, path)
-
-
-def test_a_file_that_is_written_to_in_the_middle_is_never_called_loaded(tmp_path, monkeypatch):
-    from firstdrift.loading import arriving
-
-    model, path = plain(), tmp_path / "m.safetensors"
-    save_file(other(model), path)
-    real = arriving.write
-
-    def writing(tensor, array):
-        real(tensor, array)
-        with open(path, "ab") as file:
-            file.write(b"more")
-
-    monkeypatch.setattr(arriving, "write", writing)
-    with pytest.raises(fd.WeightsError, match="must be loaded again"):
-        fd.load_weights(model, path)
 
 
 def test_a_state_survives_the_way_through_a_file(tmp_path):

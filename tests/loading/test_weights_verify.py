@@ -5,19 +5,21 @@ import re
 import subprocess
 import sys
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
+from firstdrift.loading import arriving
 
 from .networks import other, plain
-
-transformers = pytest.importorskip("transformers")
 
 FACTORY = """
 from torch import nn
@@ -36,6 +38,9 @@ def failing():
 
 def nothing():
     return 3
+
+def lazy():
+    return nn.LazyLinear(3)
 """
 
 PLAIN_GPT = """
@@ -115,6 +120,32 @@ def test_a_checkpoint_that_does_not_fit_fails_with_every_reason(place):
     assert len(json.loads(output)["problems"]) == 2
 
 
+def test_the_bar_reaches_its_end(place, monkeypatch):
+    totals, done = [], []
+
+    @contextmanager
+    def bar(description, total):
+        totals.append(total)
+        yield done.append
+
+    monkeypatch.setattr("firstdrift.cli.weights_verify.progress", bar)
+    assert run("my_net:build", "m.safetensors")[0] == 0
+    assert totals == [sum(done)] == [sum(value.nbytes for value in load_file("m.safetensors").values())]
+    assert len(done) == 9
+
+
+def test_a_model_that_is_not_made_yet_fails_the_gate(place):
+    code, output = run("my_net:lazy", "m.safetensors")
+    assert (code, "weight: has no shape yet" in output) == (1, True)
+
+
+def test_a_tensor_that_arrives_rolled_by_one_fails_the_gate(place, monkeypatch):
+    real = arriving.write
+    monkeypatch.setattr(arriving, "write", lambda tensor, array: real(tensor, np.roll(array, 1)))
+    code, output = run("my_net:build", "m.safetensors")
+    assert (code, "0.weight: holds bytes of checksum" in output) == (1, True)
+
+
 def test_nan_fails_the_gate(place):
     state = load_file("m.safetensors")
     state["0.weight"][1, 1] = float("nan")
@@ -146,6 +177,16 @@ def test_a_map_and_a_change_of_dtype_can_be_asked_for(place):
 def test_what_is_no_model_cannot_be_told(place, model, said):
     code, output = run(model, "m.safetensors")
     assert (code, said in output) == (2, True), output
+
+
+def test_a_damaged_checkpoint_cannot_be_told(place):
+    write_checkpoint("m.apr", [(k, v.numpy()) for k, v in load_file("m.safetensors").items()], format="apr")
+    data = bytearray(Path("m.apr").read_bytes())
+    data[-100] ^= 1
+    Path("m.apr").write_bytes(data)
+    code, output = run("my_net:build", "m.apr")
+    assert code == 2
+    assert output.count("ChecksumMismatch") == 1
 
 
 def test_what_is_no_checkpoint_cannot_be_told(place):

@@ -58,6 +58,7 @@ class Checkpoint:
         aliases: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
         load_blocks: Callable[[Entry], Bytes | None] | None = None,
+        verify: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
         self.format = format
@@ -70,6 +71,7 @@ class Checkpoint:
         self.files = tuple(files)
         self._load = load
         self._load_blocks = load_blocks
+        self._verify = verify
         self._closed = False
 
     @property
@@ -97,6 +99,10 @@ class Checkpoint:
         """The bytes of a quantized tensor, row after row; None where its numbers are not simply those of its bytes."""
         entry = self._open_entry(name)
         return self._load_blocks(entry) if entry.quantized and self._load_blocks else None
+
+    def verify(self) -> None:
+        """Compare the checksum that a format has of the whole file, if it has one; the first array does so too."""
+        self._verify()
 
     def check_unchanged(self) -> None:
         """Refuse to go on when a file was written to after it was opened."""
@@ -156,6 +162,11 @@ def count_elements(place: str, shape: Sequence[int], itemsize: int = 8) -> int:
 def joined(path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mapping[str, Json]) -> Checkpoint:
     """Several checkpoints as one; the same tensor in two of them is refused."""
     owner: dict[str, Checkpoint] = {}
+
+    def verify() -> None:
+        for part in parts:
+            part.verify()
+
     for part in parts:
         for name in part.entries:
             if name in owner:
@@ -173,4 +184,5 @@ def joined(path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mappi
         aliases={name: stored for part in parts for name, stored in part.aliases.items()},
         notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
         load_blocks=lambda entry: owner[entry.name].blocks(entry.name),
+        verify=verify,
     )

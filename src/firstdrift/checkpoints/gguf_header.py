@@ -18,6 +18,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MAX_DIMS = 8
+MAX_HEADER = 100_000_000  # bytes, ten times the largest vocabulary: what is parsed takes several times as much memory
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
@@ -51,6 +52,11 @@ class _Cursor:
             raise FormatError(
                 f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes and the file ends at "
                 f"{len(self.data)}; it is cut off or damaged, fetch it again"
+            )
+        if end > MAX_HEADER:
+            raise FormatError(
+                f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes, and no header is longer than "
+                f"{MAX_HEADER}; fetch it again"
             )
         part = self.data[self.position : end]
         self.position = end

@@ -37,7 +37,7 @@ def open_directory(path: Path) -> Checkpoint:
     return Checkpoint(
         path, FORMAT, weights.entries, lambda entry: weights.array(entry.name), files=weights.files,
         metadata=config, aliases={**declared_ties(config, weights), **weights.aliases}, notes=notes,
-        load_blocks=lambda entry: weights.blocks(entry.name),
+        load_blocks=lambda entry: weights.blocks(entry.name), verify=weights.verify,
     )  # fmt: skip
 
 

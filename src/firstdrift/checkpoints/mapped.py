@@ -67,6 +67,10 @@ class MappedFile:
                 f"{self._now()[0]}); wait until it is written, then open it again"
             )
 
+    def is_open_as(self, descriptor: int) -> bool:
+        """Whether another descriptor is of the same file."""
+        return os.path.samestat(os.fstat(descriptor), os.fstat(self._descriptor))
+
     def close(self) -> None:
         """Let go of the descriptor; arrays that are still held keep their mapping."""
         self._close()

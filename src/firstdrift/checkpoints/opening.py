@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import FormatError, storage
 from .checkpoint import Checkpoint
-from .safetensors_file import is_index, open_safetensors, open_sharded
+from .safetensors_file import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded
 
 KNOWN = "safetensors (or its index), APR v2, GGUF, npz, PyTorch, or a Hugging Face directory"
 ZIP = b"PK\x03\x04"
@@ -69,7 +69,7 @@ def _open_json(path: Path) -> Checkpoint:
         return open_sharded(path)
     from .json_file import read_json_object
 
-    about = read_json_object(path, most=256 << 20)
+    about = read_json_object(path, MAX_INDEX_BYTES)
     if "weight_map" in about and "shards" in about:
         from .apr.sharding import open_manifest
 

@@ -17,7 +17,7 @@ from .ties import declared_ties
 
 FORMAT = "safetensors"
 SHARDED = "safetensors-sharded"
-MAX_INDEX_BYTES = 256 << 20
+MAX_INDEX_BYTES = 64 << 20
 CARRIED = "firstdrift.metadata"  # metadata that are no strings, as JSON; the format itself has only strings
 
 

@@ -15,7 +15,7 @@ from .factories import load_function
 from .options import debug_option, json_option, print_json, progress, sizes
 
 if TYPE_CHECKING:
-    from ..loading.difference import CheckpointDifference, TensorDifference
+    from ..loading.diff_result import CheckpointDifference, TensorDifference
     from ..loading.proof import Loaded
 
 DOES_NOT_FIT = 1
@@ -41,12 +41,14 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
     firstdrift weights verify models/llama/ llama.gguf
     firstdrift weights verify mynet.model:build weights.safetensors --map names.yml --json
     """
+    from ..loading.destinations import destinations
     from ..loading.populating import opened, populate
 
     built = _model(model)
+    size = sum(one.tensor.nbytes for one in destinations(built))
     try:
-        with opened(checkpoint) as source:
-            loaded = populate(built, source, map_file, cast=cast, dry=True)
+        with opened(checkpoint) as source, progress("verifying", size) as advance:
+            loaded = populate(built, source, map_file, cast=cast, dry=True, advance=advance)
     except WeightsError as error:
         if as_json:
             print_json(_failure_json(model, checkpoint, error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from os import PathLike
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from .identifiers import ARCHITECTURE, ENCODER, FAMILY, MAGIC, OPEN
 CONFIG = "config.json"
 HYBRID = "FALSIFY-TAH-001"
 GGUF_TIED_BY = "output.weight"
+LARGEST = 2**63  # above every number that a model has; Python's own whole numbers have no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _wrong(value: Json, kind: str) -> str | None:
         return None if isinstance(value, bool) else f"is {value!r}, not true or false"
     if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
         return f"is {value!r}, not {'a whole' if kind == 'int' else 'a'} number"
-    return None if isfinite(value) and value > 0 else f"is {value!r}, not above 0"
+    return None if 0 < value < LARGEST else f"is {value!r:.40}, not above 0 and below 2**63"
 
 
 def _text(value: Json) -> str | None:

@@ -12,20 +12,26 @@ from .._kernels.checksums import crc32
 from ..checkpoints.checkpoint import Array, Checkpoint
 from ..checkpoints.rounding import FLOATS, as_dtype
 from ..dtypes import dtype_name
-from ..errors import FormatError
+from ..errors import FirstdriftError, FormatError
 from .destinations import Destination
+from .holding import Hand
 from .plan import Assignment, Piece
 from .values import scan
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a destination has to hold: the checksum of its bytes, how many values were rounded; or a problem."""
+    """What a destination has to hold: the numbers, the checksum of their bytes, how many were rounded; or a problem.
+
+    A trial keeps no numbers, only the checksum that they had in a tensor like the destination's.
+    """
 
     assignment: Assignment
     crc32: int = 0
     rounded: int = 0
     problem: str | None = None
+    array: Array | None = None
+    tried: int | None = None
 
 
 def stored_dtype(checkpoint: Checkpoint, piece: Piece) -> str:
@@ -53,11 +59,13 @@ def refused_dtype(assignment: Assignment, checkpoint: Checkpoint, cast: bool) ->
     return None
 
 
-def expect(assignment: Assignment, checkpoint: Checkpoint) -> Expected:
-    """Read what a destination has to hold, and check it. Nothing is written."""
+def expect(assignment: Assignment, checkpoint: Checkpoint, hand: Hand | None) -> Expected:
+    """Read what a destination has to hold, check it, and keep it in hand; without one, try it. Nothing is written."""
     one = assignment.destination
     try:
         array, rounded = gather(assignment, checkpoint)
+        if hand is not None:
+            array = hand.keep(array)  # first, for what is checked has to be what is kept
         crc, wrong = scan(array)
         if wrong is not None:
             return Expected(assignment, problem=f"{one.name}: {wrong}, in {_origin(assignment)} of {checkpoint.path}")
@@ -66,9 +74,11 @@ def expect(assignment: Assignment, checkpoint: Checkpoint) -> Expected:
             if crc32(other) != crc:
                 why = f"are tied in the model but not the same in the file (shape {list(one.shape)}, other values)"
                 return Expected(assignment, problem=f"{one.name}: {_origin(assignment)} and {twin.source} {why}")
-    except FormatError as error:
+    except FirstdriftError as error:
         return Expected(assignment, problem=f"{one.name}: {error}")
-    return Expected(assignment, crc, rounded)
+    if hand is not None:
+        return Expected(assignment, crc, rounded, array=array)
+    return Expected(assignment, crc, rounded, tried=_through_a_tensor(one, array))
 
 
 def gather(assignment: Assignment, checkpoint: Checkpoint) -> tuple[Array, int]:
@@ -109,9 +119,11 @@ def held_crc32(tensor: torch.Tensor) -> int:
     return crc32(_bytes(tensor.detach().cpu().contiguous()))
 
 
-def scratch(one: Destination) -> torch.Tensor:
-    """A tensor like a destination's, for one that has no memory of its own."""
-    return torch.empty(one.shape, dtype=one.tensor.dtype)
+def _through_a_tensor(one: Destination, array: Array) -> int:
+    """The checksum of numbers that were written to a tensor like a destination's, which has no memory of its own."""
+    tensor = torch.empty(one.shape, dtype=one.tensor.dtype)
+    write(tensor, array)
+    return held_crc32(tensor)
 
 
 def _bytes(tensor: torch.Tensor) -> Array:

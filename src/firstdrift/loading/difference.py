@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from os import PathLike
 
 import numpy as np
@@ -21,71 +21,12 @@ from ..compare.result import Cause
 from ..dtypes import dtype_name, roundoff
 from ..errors import FormatError
 from ..sites import Site
-from ..strict_json import Json
+from .diff_result import CheckpointDifference, TensorDifference
 from .elsewhere import Read, Whole, find_whole, same_bits
 
-SCHEMA = "firstdrift-weights-diff-v1"
-CODES = {"drift": 1, "missing": 2, "nothing compared": 2}
-ORDER = ("drift", "missing", "moved", "rounded", "same")
 LAYOUTS = weight_layouts.HYPOTHESES
 EVERYTHING = (weights.not_loaded, *LAYOUTS, *weight_values.HYPOTHESES, *weight_grids.HYPOTHESES)
 FULLY_EXPLAINED = 16  # tensors; what the others suffered from is mostly the same, and looked for among layouts alone
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDifference:
-    """One tensor of the reference: `same`, `rounded` to the candidate's dtype, `moved`, `drift` or `missing`."""
-
-    name: str
-    verdict: str
-    sentence: str = ""
-    label: str | None = None
-    error: float | None = None
-    others: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        """As it stands in the result."""
-        return {
-            "name": self.name, "verdict": self.verdict, "label": self.label, "sentence": self.sentence,
-            "error": self.error, "others": list(self.others),
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointDifference:
-    """The result of a comparison: a line for every tensor of the reference, and what only the candidate has."""
-
-    reference: str
-    candidate: str
-    tensors: tuple[TensorDifference, ...]
-    candidate_only: tuple[str, ...] = field(default=())
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many tensors there are of each verdict."""
-        found = Counter(one.verdict for one in self.tensors)
-        return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
-
-    @property
-    def verdict(self) -> str:
-        """The worst verdict of all."""
-        compared = any(one.verdict != "missing" for one in self.tensors)
-        if not compared:
-            return "nothing compared"
-        return next(verdict for verdict in ORDER if verdict in self.counts)
-
-    @property
-    def exit_code(self) -> int:
-        """0 when every number is there, 1 when some differ, 2 when tensors are missing or nothing was compared."""
-        return CODES.get(self.verdict, 0)
-
-    def to_json(self) -> dict[str, Json]:
-        """The result as JSON's own types."""
-        return {
-            "schema": SCHEMA, "verdict": self.verdict, "reference": self.reference, "candidate": self.candidate,
-            "counts": self.counts, "tensors": [one.to_json() for one in self.tensors],
-            "candidate_only": list(self.candidate_only),
-        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -211,8 +152,6 @@ def _exchanged(sides: _Sides, name: str) -> TensorDifference | None:
 
 
 def _axes_exchanged(a: Array, b: Array) -> tuple[int, ...] | None:
-    from itertools import permutations
-
     if a.ndim != b.ndim or not 2 <= a.ndim <= 5:
         return None
     orders = (axes for axes in permutations(range(a.ndim)) if tuple(a.shape[i] for i in axes) == b.shape)

@@ -20,7 +20,7 @@ def failure(identifier: str, what: str, problems: Sequence[str], suggestion: str
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Let the error of a checkpoint that cannot be opened carry the id of a failure to load."""
+    """Let the error of a checkpoint that cannot be opened, or is damaged, carry the id of a failure to load."""
     try:
         yield
     except FirstdriftError as error:

@@ -20,6 +20,7 @@ def load_init_tensors(path: str | PathLike[str]) -> dict[str, Array]:
     """
     with opening():
         checkpoint = open_checkpoint(path)
+        checkpoint.verify()
     tensors: dict[str, Array] = {}
     problems = []
     with checkpoint:

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..compare.mapping.options import TRANSFORMS, axis, check_placeholders, flag, name_pattern
 from ..compare.mapping.patterns import Captures, Pattern
-from ..compare.mapping.tables import MAX_BYTES, Table, check_size, load_yaml
+from ..compare.mapping.tables import load_table, read_text
 from ..compare.pairs import Transform
-from ..errors import FormatError, storage
+from ..errors import FormatError
 
 STEPS = {kind: parse for kind, parse in TRANSFORMS.items() if kind != "scale"}  # a scaled weight is another weight
 OPTIONS = ("to", *STEPS, "steps", "split", "join", "place", "tie")
@@ -65,17 +65,7 @@ def read_map(given: Map | None) -> LoadMap | None:
     if isinstance(given, Mapping):
         return LoadMap(tuple(_line(name, value, f"map, {name!r}") for name, value in given.items()))
     where = fspath(given)
-    with storage(given, "read the map", "check that it exists and that you may read it"), open(given, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    check_size(len(content), where)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{where}: byte {error.start} is not UTF-8; save the map as UTF-8") from None
-    table = load_yaml(text, where)
-    if not isinstance(table, Table):
-        what = "is empty" if table is None else f"is a {type(table).__name__}, not a table"
-        raise FormatError(f"{where}: it {what}; write lines of 'name in the file: name in the model'")
+    table = load_table(read_text(given), where, "name in the file: name in the model")
     lines = (_line(name, value, f"{where}, line {table.lines[name]}, {name!r}") for name, value in table.items())
     return LoadMap(tuple(lines))
 

@@ -11,22 +11,24 @@ from torch import nn
 
 from .._kernels.threads import share
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.leases import leased, undisturbed
 from ..checkpoints.opening import open_checkpoint
-from ..errors import FirstdriftError, WeightsError
+from ..errors import FormatError, WeightsError
 from . import arriving
 from .arriving import Expected
 from .destinations import destinations, shapeless, unwritable
 from .failures import failure, opening
-from .given import IN_MEMORY, apart, in_memory
+from .given import IN_MEMORY, in_memory
+from .holding import Hand
 from .identifiers import LOAD, POPULATE
 from .maps import Map, read_map
-from .plan import Plan, make_plan
+from .plan import Assignment, Plan, make_plan
 from .proof import Arrival, Loaded
 from .suggestions import suggested_map
 
 Source = Checkpoint | Mapping[str, Any] | str | PathLike[str]
 T = TypeVar("T")
-HALFWAY = "changed while it was read, so that the model must be loaded again"
+CHANGED = "the model does not hold what was checked: somebody wrote to it, or to the file, meanwhile; load it again"
 
 
 def load_weights(model: nn.Module, source: Source, map: Map | None = None, *, cast: bool = False) -> Loaded:
@@ -64,8 +66,14 @@ def opened(source: Source) -> Checkpoint:
         return in_memory(source) if isinstance(source, Mapping) else open_checkpoint(source)
 
 
-def populate(model: nn.Module, checkpoint: Checkpoint, map: Map | None, *, cast: bool, dry: bool = False) -> Loaded:
-    """Plan, check, write, prove. A `dry` run writes each tensor into memory of its own, and frees that again."""
+def populate(
+    model: nn.Module, checkpoint: Checkpoint, map: Map | None, *, cast: bool, dry: bool = False,
+    advance: Callable[[int], None] = lambda nbytes: None,
+) -> Loaded:  # fmt: skip
+    """Plan, check, write, prove. A `dry` run tries each tensor in memory of its own, and frees that again.
+
+    `advance` is called with the size of every tensor of the model that was read and checked.
+    """
     mapping = read_map(map)
     places = destinations(model)
     lazy = shapeless(places)
@@ -78,20 +86,26 @@ def populate(model: nn.Module, checkpoint: Checkpoint, map: Map | None, *, cast:
     refusals = {id(one): arriving.refused_dtype(one, checkpoint, cast) for one in plan.assignments}
     ready = [one for one in plan.assignments if refusals[id(one)] is None]
     plan.problems += [why for why in refusals.values() if why is not None]
-    expected = _all(lambda one: arriving.expect(one, checkpoint), ready)
-    broken = [one.problem for one in expected if one.problem is not None]
-    if plan.problems or broken:
-        raise _refusal(plan, broken, checkpoint, mapping is not None)
-    checkpoint.check_unchanged()
-    if checkpoint.format == IN_MEMORY:
-        checkpoint = apart(checkpoint, places)
-    try:
-        held = _all(lambda one: _written(one, checkpoint, dry), expected)
-    except FirstdriftError as error:
-        raise failure(POPULATE, f"{checkpoint.path}: {HALFWAY}", [str(error)]) from error
-    if not dry:
-        held = _read_back(model, expected)
-    _compare(expected, held, checkpoint)
+    with leased(checkpoint.files) as leases:
+        with opening():
+            checkpoint.verify()
+        given = checkpoint.format == IN_MEMORY
+        hand = None if dry else Hand(stable=leases is not None and not given, given=given)
+
+        def check(one: Assignment) -> Expected:
+            found = arriving.expect(one, checkpoint, hand)
+            advance(one.destination.tensor.nbytes)
+            return found
+
+        expected = _all(check, ready)
+        broken = [one.problem for one in expected if one.problem is not None]
+        if plan.problems or broken:
+            raise _refusal(plan, broken, checkpoint, mapping is not None)
+        _refuse_change(checkpoint, leases)
+        if not dry:
+            _write_all(expected)
+    held = [one.tried for one in expected] if dry else _read_back(model, expected)
+    _compare(expected, held)
     arrivals = tuple(_arrival(one) for one in expected)
     notes = tuple(checkpoint.notes)
     return Loaded(str(checkpoint.path), checkpoint.format, arrivals, tuple(plan.extra), tuple(plan.dropped), notes)
@@ -105,12 +119,31 @@ def _refusal(plan: Plan, broken: list[str], checkpoint: Checkpoint, mapped: bool
     return failure(" and ".join(ids), what, [*plan.problems, *broken], suggestion)
 
 
-def _written(one: Expected, checkpoint: Checkpoint, dry: bool) -> int:
-    destination = one.assignment.destination
-    tensor = arriving.scratch(destination) if dry else destination.tensor
-    array, _ = arriving.gather(one.assignment, checkpoint)
-    arriving.write(tensor, array)
-    return arriving.held_crc32(tensor) if dry else one.crc32
+def _refuse_change(checkpoint: Checkpoint, leases: Sequence[int] | None) -> None:
+    """Nothing may have been written to the file while it was read, and nobody may be about to."""
+    problem = None
+    try:
+        checkpoint.check_unchanged()
+    except FormatError as error:
+        problem = str(error)
+    if problem is None and leases is not None and not undisturbed(leases):
+        problem = f"{checkpoint.path}: another process waits to write to it; load it when that is done"
+    if problem is not None:
+        raise failure(LOAD, f"{checkpoint.path}: the model is left as it was", [problem])
+
+
+def _write_all(expected: list[Expected]) -> None:
+    try:
+        _all(_write, expected)
+    except BaseException:  # Ctrl-C: a model that is half this and half that would be worse than either
+        for one in expected:
+            _write(one)
+        raise
+
+
+def _write(one: Expected) -> None:
+    assert one.array is not None  # of all that is written
+    arriving.write(one.assignment.destination.tensor, one.array)
 
 
 def _read_back(model: nn.Module, expected: list[Expected]) -> list[int]:
@@ -119,18 +152,18 @@ def _read_back(model: nn.Module, expected: list[Expected]) -> list[int]:
     wanted = [one.assignment.destination.name for one in expected]
     if set(now) != set(wanted):
         changed = ", ".join(sorted(set(now) ^ set(wanted))[:4])
-        raise failure(POPULATE, "the model changed while it was loaded", [f"{changed}: never written, or gone"])
+        raise failure(POPULATE, CHANGED, [f"{changed}: never written, or gone"])
     return _all(lambda name: arriving.held_crc32(now[name]), wanted)
 
 
-def _compare(expected: list[Expected], held: list[int], checkpoint: Checkpoint) -> None:
+def _compare(expected: list[Expected], held: Sequence[int | None]) -> None:
     problems = [
-        f"{one.assignment.destination.name}: holds bytes of checksum {crc:08x}, where the file's are {one.crc32:08x}"
+        f"{one.assignment.destination.name}: holds bytes of checksum {crc or 0:08x}, where {one.crc32:08x} was written"
         for one, crc in zip(expected, held, strict=True)
         if crc != one.crc32
     ]
     if problems:
-        raise failure(POPULATE, f"{checkpoint.path}: {HALFWAY}", problems)
+        raise failure(POPULATE, CHANGED, problems)
 
 
 def _arrival(one: Expected) -> Arrival:

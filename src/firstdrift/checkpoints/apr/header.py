@@ -13,6 +13,7 @@ MAGIC_V1 = b"APRN"
 BYTES = 64
 ALIGNMENT = 64
 FOOTER_BYTES = 4
+MAX_METADATA = 100_000_000  # bytes; the format declares 16 MiB, and its reader takes more
 VERSION = (2, 0)
 
 LZ4, ZSTD, ENCRYPTED = 0x0001, 0x0002, 0x0004
@@ -79,6 +80,8 @@ def check_bounds(header: Header, size: int, place: object) -> None:
     end = header.metadata_offset + header.metadata_size
     if end > size:
         raise InvalidHeader.at(place, f"its metadata ends at byte {end} and the file at {size}; fetch it again")
+    if header.metadata_size > MAX_METADATA:
+        raise InvalidHeader.at(place, f"{header.metadata_size} bytes of metadata are more than {MAX_METADATA}")
     if header.metadata_offset < BYTES:
         raise InvalidHeader.at(place, f"its metadata begins at byte {header.metadata_offset}, inside of the header")
     if not end <= header.index_offset <= header.data_offset:

@@ -58,7 +58,7 @@ def open_apr(path: Path) -> Checkpoint:
         )
     return Checkpoint(
         path, FORMAT, entries, load, files=[file], metadata=metadata, aliases=declared_ties(metadata, entries),
-        notes=notes, load_blocks=stored,
+        notes=notes, load_blocks=stored, verify=verify,
     )  # fmt: skip
 
 

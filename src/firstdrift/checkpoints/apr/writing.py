@@ -15,7 +15,7 @@ from ...strict_json import Json
 from ..jobs import Change, Job, change, shards
 from ..mapped import Bytes
 from ..tensors import Tensor, stored_bytes
-from .header import BYTES, QUANTIZED, ROW_MAJOR, SHARDED, VERSION, Header, align
+from .header import BYTES, MAX_METADATA, QUANTIZED, ROW_MAJOR, SHARDED, VERSION, Header, align
 from .index import CODES, MAX_DIMS, MAX_NAME, Placed, pack_entry
 from .metadata import pack_metadata
 
@@ -67,7 +67,10 @@ def _write_shards(job: Job) -> list[Change]:
 
 def _write_file(job: Job, path: Path, tensors: list[Tensor], metadata: Mapping[str, Json], flags: int) -> list[Change]:
     ordered = sorted(tensors, key=_by_name)
-    start, placed = _front(ordered, pack_metadata(metadata, path), flags)
+    said = pack_metadata(metadata, path)
+    if len(said) > MAX_METADATA:
+        raise FormatError(f"{path}: {len(said)} bytes of metadata are more than {MAX_METADATA}; leave some out")
+    start, placed = _front(ordered, said, flags)
     changes: list[Change] = []
     with replacing(path) as file:
         out = _Summed(file)

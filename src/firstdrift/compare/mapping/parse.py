@@ -5,12 +5,12 @@ from __future__ import annotations
 from os import PathLike, fspath
 from typing import Any
 
-from ...errors import FormatError, VersionError, storage
+from ...errors import FormatError, VersionError
 from ..pairs import Tolerance
 from . import options
 from .lines import Line, Mapping
 from .patterns import Pattern
-from .tables import MAX_BYTES, Table, check_size, load_yaml
+from .tables import Table, load_table, read_text
 
 VERSION = 1
 SECTIONS = ("version", "pairs", "candidate_ignore")
@@ -22,23 +22,12 @@ _BESIDE_IGNORE = {"ignore", "phase", "port"}
 
 def read_map(path: str | PathLike[str]) -> Mapping:
     """Read a mapping file."""
-    place = fspath(path)
-    with storage(path, "read the map", "check that it exists and that you may read it"), open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    check_size(len(content), place)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{place}: byte {error.start} is not UTF-8; save the map as UTF-8") from None
-    return parse_map(text, place)
+    return parse_map(read_text(path), fspath(path))
 
 
 def parse_map(text: str, place: str = "map") -> Mapping:
     """Read the text of a mapping file; `place` is what errors call it."""
-    found = load_yaml(text, place)
-    if not isinstance(found, Table):
-        what = "is empty" if found is None else f"is a {type(found).__name__}, not a table"
-        raise FormatError(f"{place}: it {what}; write lines of 'reference name: candidate name'")
+    found = load_table(text, place, "reference name: candidate name")
     if not found.keys() & set(SECTIONS):
         return Mapping(place, _lines(found, place), written=found)
     for key in found:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from ...errors import FormatError
+from ...errors import FormatError, storage
 
 if TYPE_CHECKING:
     from yaml import Event, Node, YAMLError
@@ -24,6 +25,27 @@ class Table(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
+
+
+def read_text(path: str | PathLike[str]) -> str:
+    """The text of a mapping file."""
+    place = fspath(path)
+    with storage(path, "read the map", "check that it exists and that you may read it"), open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    check_size(len(content), place)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{place}: byte {error.start} is not UTF-8; save the map as UTF-8") from None
+
+
+def load_table(text: str, place: str, lines: str) -> Table:
+    """The one table of a YAML text; `lines` says what should be written in it."""
+    found = load_yaml(text, place)
+    if not isinstance(found, Table):
+        what = "is empty" if found is None else f"is a {type(found).__name__}, not a table"
+        raise FormatError(f"{place}: it {what}; write lines of {lines!r}")
+    return found
 
 
 def load_yaml(text: str, place: str) -> Any:
