@@ -127,3 +127,12 @@ def test_nothing_is_said_where_the_reference_is_no_known_function_of_its_input()
     assert list(variant(evidence)) == []
     assert list(extra(evidence)) == []
     assert list(missing(evidence)) == []
+
+
+@pytest.mark.parametrize("key", ["in.0", "fc"])
+def test_a_softmax_to_another_base_has_another_temperature(key):
+    x = X.reshape(-1)[:60].reshape(5, 12)
+    expected, found = (np.exp(t * x) / np.exp(t * x).sum(-1, keepdims=True) for t in (1.0, np.log(2)))
+    said = cause(expected, found, 1e-8, inputs={key: x})
+    assert said.label == "attention-scale", said
+    assert said.parameters["factor"] == pytest.approx(np.log(2), rel=1e-5)

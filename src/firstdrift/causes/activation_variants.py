@@ -97,8 +97,8 @@ def missing(evidence: Evidence) -> Iterator[Finding]:
 
 def softmax_axis(evidence: Evidence) -> Iterator[Finding]:
     """expected is the softmax of in.0 over one axis; found is over another, or its logarithm, or a sigmoid."""
-    x, y = evidence.inputs.get("in.0"), evidence.candidate_inputs.get("in.0")
     expected = evidence.expected
+    x, y = (next(iter(fed.values()), None) for fed in (evidence.inputs, evidence.candidate_inputs))
     if x is None or y is None or not x.shape == y.shape == expected.shape or not expected.ndim:
         return
     axes = [axis for axis in range(expected.ndim) if expected.shape[axis] > 1]
@@ -121,7 +121,24 @@ def softmax_axis(evidence: Evidence) -> Iterator[Finding]:
             "activation-variant", f"sigmoid instead of {kind} over axis {axis}", ACTIVATIONS["sigmoid"](floats(y)),
             parameters={"activation": "sigmoid", "reference_activation": kind, "reference_axis": axis},
         )  # fmt: skip
+        if kind == "softmax":
+            yield from _temperature(evidence, axis, y)
         return
+
+
+def _temperature(evidence: Evidence, axis: int, y: Array) -> Iterator[Finding]:
+    """A softmax of a multiple of its input, as to another base."""
+    x, found = floats(y), floats(evidence.found)
+    if not (found > 0).all():
+        return
+    logits, logs = (one - one.mean(axis=axis, keepdims=True) for one in (x, np.log(found)))
+    square = float((logits * logits).sum())
+    if square == 0:
+        return
+    factor = rounded(float((logits * logs).sum()) / square, max(evidence.noise, 1e-6))
+    base = f", which is a softmax to base {np.exp(factor):.4g}" if factor > 0 else ""
+    said = f"the softmax is of {factor:.6g} times its input{base}"
+    yield Finding("attention-scale", said, _softmax("softmax", axis, factor * x), 1, {"factor": factor})
 
 
 def _softmax(kind: str, axis: int, x: Array) -> Floats:

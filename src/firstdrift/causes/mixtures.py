@@ -135,7 +135,7 @@ def _gated_sums(made: Glue) -> Iterator[list[Part]]:
     full = [index for index in range(len(every)) if not made.terms[index].is_parameter]
     for gate in GATES:
         for a, b in permutations(range(len(every)), 2):
-            if b in full and not (gate == "identity" and a > b and a in full):
+            if b in full and (a in full or gate in COMMON_GATES) and not (gate == "identity" and a > b and a in full):
                 yield independent(made, [gated(made, gate, a, b), *every], made.reference)
     for gate in COMMON_GATES:
         for a in range(len(every)):

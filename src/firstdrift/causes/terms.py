@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces import Array
+from ..verdict.noise import kind_of
 from .agreement import Floats, floats, limit
 from .evidence import Evidence
 from .screening import positions
@@ -56,8 +57,8 @@ class Glue:
 
 def glue(evidence: Evidence) -> Glue | None:
     """What a drift may have been put together from; None where nothing of the right shape is known."""
-    if evidence.site.phase != "fwd" or evidence.expected.size < 4:
-        return None
+    if evidence.site.phase != "fwd" or evidence.expected.size < 4 or kind_of(evidence.op) == "norm":
+        return None  # of one sample a norm is a sum of its input and its weight, with numbers that mean nothing
     shape = evidence.expected.shape
     at = positions(evidence.expected.size, SAMPLE)
     where = np.unravel_index(at, shape)
