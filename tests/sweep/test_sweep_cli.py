@@ -169,6 +169,45 @@ def test_an_interruption_leaves_what_is_done_and_says_so(commands, tmp_path, job
     assert "1 were done before" in run(*asked).stdout
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_second_interruption_changes_nothing(commands, tmp_path, jobs):
+    slow = f'sh -c "test {{start}} = 0 || sleep 600; {commands[3]}"'
+    process = waiting([*commands[:3], slow, "--cases", "start=0:3", "--jobs", jobs], tmp_path)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.03)
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (2, "")
+    assert "2 of 3 cases were not run" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("side", ["command", "function"])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_sweep_that_was_killed_goes_on(commands, tmp_path, jobs, side):
+    """What it had started is gone or harmless, and nothing of it holds the directory."""
+    stop = tmp_path / "stop"
+    stop.touch()
+    slow = f'sh -c "while test {{start}} != 0 -a -e {stop}; do sleep 0.1; done; {commands[3]}"'
+    (tmp_path / "mine.py").write_text(
+        "import shutil, time\nfrom pathlib import Path\n\ndef candidate(start, out):\n"
+        f"    while start and Path({str(stop)!r}).exists():\n        time.sleep(0.1)\n"
+        "    shutil.copytree(f'traces/{start}/candidate', out, dirs_exist_ok=True)\n"
+    )
+    port = slow if side == "command" else "mine.py:candidate"
+    asked = [*commands[:3], port, "--cases", "start=0:3", "--jobs", jobs]
+    process = waiting(asked, tmp_path)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)
+    if (jobs, side) != ("1", "command"):
+        assert not psutil.wait_procs(started, timeout=20)[1]
+    stop.unlink()
+    said = run(*asked).stdout
+    assert said.startswith("noise: all 3 cases")
+    assert "; 1 were done before" in said
+    assert not list(Path("sweep-results", "cases").iterdir())
+
+
 def test_a_terminal_is_shown_how_much_is_left(commands, tmp_path):
     main, end = pty.openpty()
     program = [str(Path(sys.executable).with_name("firstdrift")), "sweep", *commands, "--cases", "start=0:3"]

@@ -1,5 +1,6 @@
 """Results are kept: finished cases are not run again, and a changed command, file or option starts anew."""
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from two_sides import handing_out, prerecord, record, reference
 import firstdrift as fd
 from firstdrift.errors import TraceExistsError, TraceInUseError
 from firstdrift.strict_json import decode_object, encode
+from firstdrift.sweeping.identities import identity_of
 from firstdrift.sweeping.ledger import open_ledger
 from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow
 
@@ -97,6 +99,76 @@ def test_a_changed_function_starts_anew(tmp_path):
     assert fd.sweep("start=0:2", reference, first, out=tmp_path / "out").reused == 0
     assert fd.sweep("start=0:2", reference, first, out=tmp_path / "out").reused == 2
     assert fd.sweep("start=0:2", reference, second, out=tmp_path / "out").reused == 0
+
+
+def typed(code, **known):
+    """A function that was typed into a session: no file tells that it has changed."""
+    known |= {"record": record}
+    exec(compile(f"def side(start, out):\n    {code}", "<session>", "exec"), known)
+    return known["side"]
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, start, out):
+        record(out, start=start, scale=self.scale)
+
+    def method(self, start, out):
+        self(start, out)
+
+
+def scaled(start, out, scale):
+    record(out, start=start, scale=scale)
+
+
+def closing_over(scale):
+    return lambda start, out: record(out, start=start, scale=scale)
+
+
+def with_default(scale):
+    def side(start, out, more=(scale,)):
+        record(out, start=start, scale=more[0])
+
+    return side
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: typed(f"record(out, start=start, scale={scale})"),
+        lambda scale: typed("record(out, start=start, scale=SCALE)", SCALE=scale),
+        lambda scale: typed("record(out, start=start, scale=scale())", scale=eval(f"lambda: {scale}")),
+        lambda scale: functools.partial(scaled, scale=scale),
+        lambda scale: functools.partial(functools.partial(scaled, scale=1), scale=scale),
+        lambda scale: Scaled(scale),
+        lambda scale: Scaled(scale).method,
+        closing_over,
+        with_default,
+    ],
+    ids=["constant", "global", "helper", "partial", "partial of a partial", "object", "method", "closure", "default"],
+)  # fmt: skip
+def test_a_function_with_another_value_in_it_is_another_one(make, tmp_path):
+    assert fd.sweep("start=0:1", reference, make(1.0), out=tmp_path / "out").exit_code == 0
+    assert fd.sweep("start=0:1", reference, make(1.0), out=tmp_path / "out").reused == 1
+    changed = fd.sweep("start=0:1", reference, make(1.5), out=tmp_path / "out")
+    assert (changed.reused, changed.exit_code) == (0, 1)
+
+
+def test_a_function_is_the_same_one_in_another_process(tmp_path):
+    code = "def side(start, out):\n    return out in {'b', 'a', 'c'} and (lambda: start in {'p', 'q', 'r'})\n"
+    show = "from firstdrift.sweeping.identities import identity_of; print(identity_of(side))"
+    said = {
+        subprocess.check_output([sys.executable, "-c", code + show], env=os.environ | {"PYTHONHASHSEED": seed})
+        for seed in "123"
+    }
+    assert len(said) == 1
+
+
+def test_a_function_that_refers_to_itself_has_an_identity():
+    one = typed("return side(start, out)")
+    assert identity_of(one) == identity_of(typed("return side(start, out)"))
 
 
 def test_force_runs_everything_again(counting, tmp_path):

@@ -1,10 +1,16 @@
 """The report as people read it: golden files, which `FIRSTDRIFT_REWRITE_GOLDEN=1` writes again."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from json_schema import objections, objects_of, schema_of, tables_of
+from two_sides import candidate, record, reference
 
+import firstdrift as fd
+from firstdrift.compare.result import Verdict
+from firstdrift.sites import PHASES
 from firstdrift.sweeping.answer import SweepResult
 from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow, failed_row
 from firstdrift.sweeping.text import render
@@ -90,3 +96,71 @@ def test_names_cannot_act_on_a_terminal():
     evil = SiteRow(0, "fwd", "\x1b[31mred", "out", "noise", 1, 1e-6, 1e-6)
     text = render(result_of(Row({"start": "\x1b[2J"}, "noise", 0, "noise: x", sites=(evil,))))
     assert "\x1b" not in text
+
+
+SCHEMA = schema_of("firstdrift-sweep-v1")
+
+
+@pytest.mark.parametrize("name", [*RESULTS, "nothing done"])
+def test_the_json_of_a_sweep_is_what_the_schema_says(name):
+    said = RESULTS.get(name, result_of(left=2)).to_json()
+    assert objections(said, SCHEMA) == []
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+
+
+def test_the_json_of_a_sweep_that_ran_is_what_the_schema_says(tmp_path):
+    """Steps, a float64 side, a drift, a spoilt value, a missing phase and a crash, all in one."""
+
+    def port(start, out):
+        more = ({}, {"scale": 1.5}, {"spoil": True}, {"without": ("grad",)})
+        record(out, start=start, side="candidate", steps=3, **more[start])
+
+    def exact(start, out):
+        record(out, start=start, steps=3)
+
+    result = fd.sweep("start=0:5", exact, port, truth=exact, out=tmp_path / "out")
+    said = result.to_json()
+    assert objections(said, SCHEMA) == []
+    assert [row.verdict for row in result.rows][1:3] == ["drift", "drift"]
+    assert result.rows[4].failed
+    assert said["growth"]["compounds"] is not None
+    assert said["cases"][3]["missing"]
+    assert objections(fd.sweep("start=0:2", reference, candidate).to_json(), SCHEMA) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "objection"),
+    [
+        (lambda said: said.pop("left"), "$: required"),
+        (lambda said: said.update(extra=1), "$.extra: enum"),
+        (lambda said: said.update(exit_code=4), "$.exit_code: enum"),
+        (lambda said: said["cases"][0].update(verdict="fine"), "$.cases[0].verdict: enum"),
+        (lambda said: said["drifts"].update(interval=[0.5]), "$.drifts.interval: minItems"),
+        (lambda said: said["drifts"].update(interval=[0.5, 1.5]), "$.drifts.interval[1]: maximum"),
+        (lambda said: said["sites"][0].update(error_mean="NaN"), "$.sites[0].error_mean: anyOf"),
+        (lambda said: said["cases"][0]["seconds"].update(lunch=1.0), "$.cases[0].seconds key lunch: enum"),
+        (lambda said: said["growth"]["jumps"].update({"3": 0}), "$.growth: anyOf"),
+    ],
+    ids=["missing", "extra", "code", "verdict", "short", "share", "number", "key", "nested"],
+)
+def test_the_schema_refuses_what_no_sweep_says(spoil, objection):
+    said = RESULTS["steps"].to_json()
+    spoil(said)
+    assert objections(said, SCHEMA) == [objection]
+
+
+def test_every_key_is_described_required_and_closed():
+    for part in objects_of(SCHEMA):
+        assert all(item.get("description") for item in part["properties"].values())
+        assert part["required"] == list(part["properties"])
+        assert part["additionalProperties"] is False
+
+
+def test_the_schema_s_vocabulary_is_the_code_s():
+    assert SCHEMA["$defs"]["verdict"]["enum"] == [verdict.value for verdict in Verdict]
+    assert SCHEMA["$defs"]["site"]["properties"]["phase"]["enum"] == list(PHASES)
+
+
+def test_the_page_has_a_table_for_every_object_with_the_schema_s_words():
+    page = (Path(__file__).parents[2] / "docs" / "sweep-json.md").read_text("utf-8")
+    assert [table for table in tables_of(SCHEMA) if table not in page] == []

@@ -1,9 +1,13 @@
 """Cases that go well, and cases that do not: each is one row, and none is the end."""
 
 import os
+import shutil
+import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -161,6 +165,13 @@ def sleepers(mark):
     return [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
 
 
+def gone(mark):
+    deadline = time.monotonic() + 5
+    while sleepers(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not sleepers(mark)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(jobs, tmp_path):
     traces = prerecord(tmp_path / "traces", range(2))
@@ -173,10 +184,7 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(jobs, tmp_path)
     assert time.monotonic() - start < 60
     assert verdicts(result) == ["noise", "failed"]
     assert "the candidate was killed after 2 s (--timeout)" in result.rows[1].sentence
-    deadline = time.monotonic() + 5
-    while sleepers(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not sleepers(mark)
+    assert gone(mark)
 
 
 def test_a_function_that_hangs_is_killed():
@@ -188,6 +196,48 @@ def test_a_function_that_hangs_is_killed():
     result = fd.sweep("start=0:2", reference, hangs, timeout=2)
     assert verdicts(result) == ["failed", "noise"]
     assert "was killed after 2 s" in result.rows[0].sentence
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says who started whom")
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_what_moved_to_a_session_of_its_own_is_killed_too(kind, tmp_path):
+    """As the workers of launchers do."""
+    mark = f"{tmp_path}/mark"
+    nap = [PYTHON, "-S", "-c", "import time; time.sleep(600)", mark]
+
+    def launches(start, out):
+        subprocess.Popen(nap, start_new_session=True).wait()
+
+    lines = ["import subprocess", f"subprocess.Popen({nap!r}, start_new_session=True).wait()"]
+    port = script(tmp_path / "port.py", "\n".join(lines)) + " {start} {out}" if kind == "command" else launches
+    result = fd.sweep("start=0:1", reference, port, timeout=2)
+    assert "was killed after 2 s" in result.rows[0].sentence
+    assert gone(mark)
+
+
+def test_a_thread_that_outlives_its_function_does_not_hold_up_the_sweep():
+    def forgets(start, out):
+        candidate(start, out)
+        threading.Thread(target=time.sleep, args=(600,)).start()
+
+    start = time.monotonic()
+    assert verdicts(fd.sweep("start=0:1", reference, forgets)) == ["noise"]
+    assert time.monotonic() - start < 60
+
+
+def test_a_function_that_dies_is_one_row_though_its_children_live_on(tmp_path):
+    mark = f"{tmp_path}/mark"
+
+    def leaves(start, out):
+        if os.fork() == 0:
+            os.execv(PYTHON, [PYTHON, "-S", "-c", "import time; time.sleep(600)", mark])
+        os._exit(5)
+
+    start = time.monotonic()
+    result = fd.sweep("start=0:1", reference, leaves)
+    assert "the candidate ended with exit code 5" in result.rows[0].sentence
+    assert time.monotonic() - start < 60
+    assert gone(mark)
 
 
 def test_stale_output_never_leaks_into_a_case(tmp_path):
@@ -214,6 +264,24 @@ def test_what_a_failed_run_left_is_gone_when_its_case_is_run_again(tmp_path):
     switch.touch()
     again = fd.sweep("start=0:2", good, first, out=tmp_path / "out")
     assert ["wrote no trace" in row.sentence for row in again.rows] == [True, True]
+
+
+def test_a_run_that_outlives_its_sweep_cannot_write_into_the_next_one(tmp_path):
+    """A sweep that is killed leaves its runs alive, and they know where they were to write."""
+    traces = prerecord(tmp_path / "traces", range(1), at0={"scale": 1.5})
+    seen = tmp_path / "seen"
+    noting = f'sh -c "echo {{out}} >> {seen}; cp -r {traces}/{{start}}/reference/. {{out}}"'
+    told = []
+    for _ in range(2):
+        assert fd.sweep("start=0:1", noting, noting, out=tmp_path / "out", force=True).exit_code == 0
+        told.append(set(seen.read_text().split()))
+    assert len(told[1]) == 4
+    first = Path(sorted(told[0])[0])
+    first.parent.mkdir(parents=True)  # as if it had been killed in the middle, and a run still wrote there
+    shutil.copytree(traces / "0" / "candidate", first)
+    again = fd.sweep("start=0:1", noting, noting, out=tmp_path / "out", force=True)
+    assert verdicts(again) == ["same"]
+    assert not first.exists()
 
 
 def test_a_side_finds_an_empty_directory_of_its_own(tmp_path):
@@ -264,6 +332,13 @@ def test_losses_that_were_only_printed_are_checked_too(tmp_path):
         record(out, start=start, without=("loss",))
         sys.stdout.write("mean_loss=nan\n")
 
+    def floods(start, out):
+        quiet(start, out)
+        for _ in range(64):
+            sys.stdout.write("." * 100_000)
+        sys.stdout.write(f"\nmean_loss={start}\n")
+
+    assert [loss.reference for loss in fd.sweep("start=0:1", floods, floods).rows[0].losses] == [1.5, 0.0]
     result = fd.sweep("start=0:2", quiet, nan)
     assert [row.losses[0].reference for row in result.rows] == [1.5, 2.5]
     assert np.isnan(result.rows[0].losses[0].candidate)

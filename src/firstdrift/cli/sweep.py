@@ -109,6 +109,7 @@ def _run(
             with _ended_as_interrupted(), _progress(len(prepared.cases), before) as done:
                 prepared.run(ledger, jobs=jobs, done=done)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more, and what was found would not be told
             ledger.notes.append(INTERRUPTED)
         result = prepared.result(ledger, before)
     if as_json:

@@ -19,6 +19,7 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _UNSAFE = re.compile(r"[^\w.=,+-]+")
 MOST = 1_000_000  # more is a slip of the keyboard
+RUNNING = "~"  # is in no directory's name but in that of a case that runs
 LONGEST = 80  # characters of a directory's name
 
 

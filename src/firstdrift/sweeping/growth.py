@@ -102,8 +102,9 @@ def _norm(pairs: Iterable[tuple[Array, Array | None]]) -> float | None:
     for one, other in pairs:
         if other is None or one.size != other.size:
             return None
-        difference = one.astype(np.float64).ravel() - other.astype(np.float64).ravel()
-        total += float(difference @ difference)
+        wide = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
+        difference = one.astype(wide).ravel() - other.astype(wide).ravel()
+        total += float(np.vdot(difference, difference).real)
     return math.sqrt(total) if total >= 0 else math.nan
 
 

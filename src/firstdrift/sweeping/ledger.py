@@ -13,7 +13,7 @@ from .._version import __version__
 from ..errors import FormatError, TraceExistsError, TraceInUseError, storage
 from ..store.lock import acquire
 from ..strict_json import Json, decode_object, encode, plain
-from .cases import Case, directory_of, key_of
+from .cases import RUNNING, Case, directory_of, key_of
 from .rows import Row
 
 SCHEMA = "firstdrift-sweep-rows-v1"
@@ -56,6 +56,7 @@ class Ledger:
         """Read the rows of the same sweep; those of another one are put aside."""
         head = plain({"schema": SCHEMA, "firstdrift": __version__, **identity})
         old = self._read()
+        self.clear()
         changed = None if old is None else "--force was given" if force else _changed(old, head)
         if old is not None and changed is None:
             return
@@ -65,6 +66,11 @@ class Ledger:
         self.rows = {}
         shutil.rmtree(self.directory / CASES, ignore_errors=True)
         self.path.write_text(encode(head) + "\n", "utf-8")
+
+    def clear(self) -> None:
+        """Remove what runs have left that did not come to an end."""
+        for left in (self.directory / CASES).glob(f"*{RUNNING}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def _read(self) -> dict[str, Any] | None:
         """The first line of the file; the whole rows after it are kept, a torn one at its end is cut off."""
@@ -137,4 +143,7 @@ def open_ledger(directory: Path, identity: dict[str, Any], *, force: bool = Fals
         ledger = Ledger(directory)
         with storage(directory, "write the results", refused):
             ledger.begin(identity, force)
-        yield ledger
+        try:
+            yield ledger
+        finally:
+            ledger.clear()

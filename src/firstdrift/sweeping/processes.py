@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 TAIL = 4096  # bytes of a log that may hold its last words
+ORPHANED = 0.5  # seconds between looks whether there is still a parent
 _running: set[int] = set()  # process groups of what this process is waiting for
 
 
@@ -41,23 +44,56 @@ def killable(pid: int | None, timeout: float | None, alone: Callable[[], None]) 
 
 def kill_group(pid: int | None, alone: Callable[[], None]) -> None:
     """Kill a process and all that it started; `alone` kills it where it has no group."""
+    elsewhere = [] if pid is None else descendants(pid)  # seen while they still have their parents
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if pid is not None and hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
         alone()  # a child that has no group of its own yet, and systems without groups
+    for other in elsewhere:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(other, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have, whatever group they are in: launchers of
+    several workers give each a session of its own. Only Linux says so without further ado."""
+    children: dict[int, list[int]] = {}
+    known = list(Path("/proc").iterdir()) if sys.platform == "linux" else []
+    for process in known:
+        with contextlib.suppress(OSError, IndexError, ValueError):  # one that has ended meanwhile, or none
+            parent = int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(process.name))
+    found = list(children.get(pid, ()))
+    for one in found:  # grows meanwhile
+        found += children.get(one, ())
+    return found
 
 
 def leave_when_told() -> None:
-    """In a worker: a signal to end ends what it waits for too."""
-
-    def leave(number: int, frame: object) -> None:
-        for group in tuple(_running):
-            kill_group(group, lambda: None)
-        os._exit(128 + number)
-
+    """In a worker: a signal to end ends what it waits for too, and so does the end of whoever started it."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+        signal.signal(number, lambda number, frame: _leave(number))
+    leave_with_parent(lambda: _leave(signal.SIGTERM))
+
+
+def leave_with_parent(leave: Callable[[], None]) -> None:
+    """Leave when the process is an orphan: one that was killed cannot end its children, and a forked one would keep
+    what its parent had locked."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHANED)
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave(number: int) -> None:
+    for group in tuple(_running):
+        kill_group(group, lambda: None)
+    os._exit(128 + number)
 
 
 def ending(code: int) -> str:

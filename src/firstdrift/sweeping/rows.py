@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ GRAVITY = [
     "drift", "precision", "not comparable", "missing", "inconclusive", "inherited", "flip", "noise", "same",
 ]  # fmt: skip
 MOST_SAMPLES, MOST_VALUES = 4096, 1 << 16  # that are looked at to tell inputs apart
+MOST_STEPS, LONGEST_LINE = 100_000, 1 << 16  # of a log whose losses are looked for
 _LOSS = re.compile(rb"\bmean_loss=(\S+)")
 
 Place = tuple[str, str, str]  # phase, name, port
@@ -185,15 +188,16 @@ def fed_to(trace: Trace) -> tuple[str, ...]:
 
 def printed_losses(reference: Path, candidate: Path) -> tuple[Loss, ...]:
     """The losses that both sides printed as `mean_loss=VALUE`, step after step."""
-    both = [
-        [_float(text.decode("ascii", "replace")) for text in _LOSS.findall(_read(log))]
-        for log in (reference, candidate)
-    ]
-    return tuple(Loss(step, ours, theirs) for step, (ours, theirs) in enumerate(zip(*both, strict=False)))
+    both = zip(_printed(reference), _printed(candidate), strict=False)
+    return tuple(Loss(step, ours, theirs) for step, (ours, theirs) in enumerate(islice(both, MOST_STEPS)))
 
 
-def _read(log: Path) -> bytes:
-    return log.read_bytes() if log.is_file() else b""
+def _printed(log: Path) -> Iterator[float]:
+    """The losses of one log, of which no more than a line is held: a run may have flooded it."""
+    if log.is_file():
+        with log.open("rb") as file:
+            for line in iter(partial(file.readline, LONGEST_LINE), b""):
+                yield from (_float(text.decode("ascii", "replace")) for text in _LOSS.findall(line))
 
 
 def _finding(first: FirstDrift | None) -> Finding | None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ..compare.measuring import load_pair
 from ..comparison import diff
 from ..errors import FirstdriftError, NotATraceError, storage
 from ..opening import open_trace
 from ..strict_json import Json
-from .cases import Case
+from .cases import RUNNING, Case
 from .growth import growth_of
 from .pairs import is_trace
 from .processes import leave_when_told
@@ -44,19 +45,17 @@ class Plan:
     def row(self, case: Case, place: Path) -> Row:
         """Run both sides into fresh directories, and compare what they left."""
         seconds: dict[str, float] = {}
-        with storage(place, "make the directory of a case", "free some space, or choose another --out"):
-            if place.exists():
-                shutil.rmtree(place)
-            place.mkdir(parents=True)
         found: dict[str, Path] = {}
-        for name, side in (("reference", self.reference), ("candidate", self.candidate), ("truth", self.truth)):
-            if side is None:
-                continue
-            out = place / name
-            out.mkdir()
-            with _timed(seconds, name):
-                left = side.run(Run(case, out, place / f"{name}.log", self.timeout))
-            found[name] = _trace_at(left, name)
+        with _fresh(place) as own:
+            for name, side in (("reference", self.reference), ("candidate", self.candidate), ("truth", self.truth)):
+                if side is None:
+                    continue
+                out = own / name
+                out.mkdir()
+                with _timed(seconds, name):
+                    left = side.run(Run(case, out, own / f"{name}.log", self.timeout))
+                trace = _trace_at(left, name)
+                found[name] = place / trace.relative_to(own) if trace.is_relative_to(own) else trace
         with _timed(seconds, "diff"):
             row = compare(case, found, self.options)
         losses = row.losses or printed_losses(place / "reference.log", place / "candidate.log")
@@ -180,6 +179,24 @@ def _start_worker(work: Work) -> None:
 def _in_worker(case: Case, place: Path) -> Row:
     assert _work is not None
     return run_case(_work, case, place)
+
+
+@contextmanager
+def _fresh(place: Path) -> Iterator[Path]:
+    """An empty directory that no other run knows of, which becomes `place` at the end.
+
+    Runs of a sweep that was itself killed may be alive, and may still write to the directory that they were given.
+    """
+    own = place.with_name(f"{place.name}{RUNNING}{uuid4().hex[:8]}")
+    with storage(place, "make the directory of a case", "free some space, or choose another --out"):
+        own.mkdir(parents=True)
+        if place.exists():
+            shutil.rmtree(place)
+    try:
+        yield own
+    finally:
+        with storage(place, "keep the traces of a case", "free some space, or choose another --out"):
+            own.rename(place)
 
 
 def _trace_at(out: Path, side: str) -> Path:

@@ -6,10 +6,10 @@ import inspect
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ from ..errors import CaptureError, SelectionError
 from ..traces import Trace
 from . import templates
 from .cases import ONE_VALUE, RESERVED, Case
-from .processes import ending, kill_group, killable, last_words
+from .identities import identity_of
+from .processes import ending, kill_group, killable, last_words, leave_with_parent
+
+POLL = 0.2  # seconds between looks whether a process that says nothing is still there
+LINGER = 2.0  # seconds that a process may stay after its function has returned, for threads that nobody ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,7 @@ class Function:
 
     def identity(self) -> dict[str, Any]:
         """What a finished case depends on, as far as it can be seen: the function and the file it is from."""
-        code = getattr(self.call, "__code__", None)
-        digest = "" if code is None else blake2b(code.co_code + repr(code.co_names).encode(), digest_size=8).hexdigest()
-        place = f"{getattr(self.call, '__module__', '')}.{getattr(self.call, '__qualname__', repr(type(self.call)))}"
-        file = None if code is None else Path(code.co_filename)
-        stat = file.stat() if file is not None and file.is_file() else None
-        return {"function": place, "code": digest, "file": stat and [stat.st_size, stat.st_mtime_ns]}
+        return identity_of(self.call)
 
     def run(self, run: Run) -> Path:
         """Call it, and give where the trace is."""
@@ -129,10 +128,17 @@ class Function:
             process.start()
         there.close()
         with killable(process.pid, None, process.kill) as late:
-            if not here.poll(run.timeout):
-                late.set()
-            said = _received(here) if not late.is_set() else None
-        if said is None or late.is_set():
+            end = None if run.timeout is None else time.monotonic() + run.timeout
+            # Its own end counts too: what it has started may keep the pipe open for ever.
+            while not here.poll(POLL if end is None else min(POLL, max(0.0, end - time.monotonic()))):
+                if end is not None and time.monotonic() >= end:
+                    late.set()
+                if late.is_set() or not process.is_alive():
+                    break
+            said = _received(here)
+        if said is not None:
+            process.join(LINGER)
+        if process.is_alive() or said is None:
             kill_group(process.pid, process.kill)
         process.join()
         if late.is_set():
@@ -148,6 +154,7 @@ def _child(side: Function, run: Run, answer: Any) -> None:
     """The function's own process: a group of its own, its words in a log, and its answer through a pipe."""
     if hasattr(os, "setsid"):
         os.setsid()
+    leave_with_parent(lambda: kill_group(os.getpid(), lambda: os._exit(1)))
     log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -165,7 +172,7 @@ def _child(side: Function, run: Run, answer: Any) -> None:
 def _received(pipe: Any) -> Path | str | None:
     """What a child said; nothing when it died before."""
     try:
-        return pipe.recv()  # type: ignore[no-any-return]
+        return pipe.recv() if pipe.poll() else None
     except EOFError:
         return None
 
