@@ -195,6 +195,133 @@ def test_what_is_different_for_the_candidate_is_judged_where_it_acts(ids, change
     assert result.first_drift.phase == phase
 
 
+@pytest.mark.parametrize("rate", [1e-3, 1e-7])
+def test_a_wrong_step_is_found_however_small_it_is(ids, rate):
+    reference, candidate = nets()
+    result = fd.check(
+        reference=reference.double(), candidate=candidate.double(), inputs=(ids,), loss_fn=cross_entropy, target=ids,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=rate),
+        candidate_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.01 * rate),
+    )  # fmt: skip
+    assert result.first_drift.phase == "weight_after", result.sentence
+
+
+def test_inputs_are_a_tensor_or_a_list_or_names_and_those_of_the_candidate_may_be_empty(ids):
+    class Constant(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x=None):
+            return self.inner(ids if x is None else x)
+
+    torch.manual_seed(0)
+    reference = Constant(nn.Embedding(30, 4))
+    candidate = copy.deepcopy(reference)
+    for inputs in (ids, [ids], {"x": ids}):
+        assert fd.check(reference=reference, candidate=candidate, inputs=inputs).verdict == "same"
+    other = {"inputs": (ids + 0,), "candidate_inputs": {"x": 29 - ids}}
+    assert fd.check(reference=reference, candidate=candidate, **other).first_drift.phase == "input"
+    for nothing in ((), {}):
+        result = fd.check(reference=reference, candidate=candidate, inputs=(29 - ids,), candidate_inputs=nothing)
+        assert result.exit_code == 1, result.sentence
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_tensor_that_changes_on_its_way_in_is_found_at_the_innermost_module_that_reads_it(depth):
+    class Outer(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            inner = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+            self.first = nn.Linear(8, 8)
+            self.body = inner if depth == 1 else nn.Sequential(inner, nn.Tanh())
+            self.scale = scale
+
+        def forward(self, x):
+            return self.body(self.first(x) + self.scale)
+
+    torch.manual_seed(0)
+    result = fd.check(reference=Outer(0.0), candidate=Outer(0.01), inputs=torch.randn(4, 8), load="reference")
+    assert where(result) == ("fwd", "body.0" if depth == 1 else "body.0.0", "in.0")
+    assert result.first_drift.introduced_by == "the model itself"
+    (outer,) = [pair for pair in result.pairs if (pair.site.name, pair.site.port) == ("body", "in.0")]
+    assert (outer.verdict, "it is read by body.0" in outer.reason) == ("inherited", True)
+
+
+class Halved(nn.Linear):
+    """Keeps half its weight, and doubles it when it is used."""
+
+    def forward(self, x):
+        return F.linear(x, 2 * self.weight, self.bias)
+
+
+@pytest.mark.parametrize("fault", [None, "gelu"])
+def test_a_weight_kept_in_another_unit_is_no_drift_and_hides_none(ids, fault):
+    reference, candidate = nets(None, fault)
+    candidate.blocks[1].up.__class__ = Halved
+    with torch.no_grad():
+        candidate.blocks[1].up.weight /= 2
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert where(result) == (None if fault is None else ("fwd", "blocks.1.down", "in.0")), result.sentence
+
+
+ORDER = torch.randperm(32, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize(
+    ("fault", "back", "place"),
+    [
+        (None, True, None), ("gelu", True, ("fwd", "blocks.1.down", "in.0")),
+        ("scale", True, ("fwd", "blocks.1", "out")), (None, False, ("weight", "blocks.1.up", "weight")),
+    ],
+    ids=["alone", "before a wrong activation", "before a wrong sum", "not undone"],
+)  # fmt: skip
+def test_units_in_another_order_are_seen_through(ids, fault, back, place):
+    reference, candidate = nets(None, fault)
+    block = candidate.blocks[1]
+    with torch.no_grad():
+        block.up.weight.copy_(block.up.weight[ORDER])
+        block.up.bias.copy_(block.up.bias[ORDER])
+        if back:
+            block.down.weight.copy_(block.down.weight[:, ORDER])
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids)
+    assert where(result) == place, result.sentence
+    assert (result.cause and result.cause.label) == (None if place else "layout-equivalent")
+
+
+def test_a_wrong_tensor_on_its_way_into_another_layout_is_found():
+    reference, candidate = folded_pair()
+
+    class Scaled(nn.Sequential):
+        def forward(self, x):
+            return self[2](self[1](1.01 * self[0](x)))
+
+    candidate.__class__ = Scaled
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(2, 3, 8, 8),))
+    assert where(result) == ("fwd", "1.conv", "in.0"), result.sentence
+
+
+def test_a_part_of_a_float64_model_computed_in_float32_is_found(ids):
+    class Single(nn.Linear):
+        def forward(self, x):
+            return F.linear(x.float(), self.weight.float(), self.bias.float()).double()
+
+    reference, candidate = (model.double() for model in nets())
+    candidate.blocks[1].up.__class__ = Single
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert (result.exit_code, result.first_drift.name) == (1, "blocks.1.up"), result.sentence
+
+
+def test_a_weight_of_another_shape_is_not_comparable(ids):
+    reference, candidate = nets()
+    candidate.head = nn.Linear(16, 31)
+    result = fd.check(reference=reference, candidate=candidate, inputs=(ids,))
+    assert {str(p.verdict) for p in result.pairs if (p.site.phase, p.site.name) == ("weight", "head")} == {
+        "not comparable"
+    }
+    assert result.exit_code != 0
+
+
 class ConvNorm(nn.Module):
     def __init__(self, before, after, *, folded):
         super().__init__()
@@ -311,26 +438,27 @@ def test_a_rectifier_that_lets_gradient_through_at_zero_is_a_drift():
 
 
 def test_noise_that_is_amplified_by_a_right_operation_is_no_drift():
-    class Cancelling(nn.Module):
-        def __init__(self, order):
-            super().__init__()
-            self.inner = nn.Linear(64, 64)
-            self.norm = nn.LayerNorm(64, eps=1e-12)
-            self.order = order
-
+    class Otherwise(nn.Linear):
         def forward(self, x):
-            h = self.inner(x)
-            if self.order:
-                perm = torch.arange(63, -1, -1)
-                h = F.linear(x[:, perm], self.inner.weight[:, perm], self.inner.bias)
-            return self.norm(1000 + h * 1e-3)
+            first, second = (F.linear(x[:, part], self.weight[:, part]) for part in (slice(32), slice(32, 64)))
+            return first + self.bias + second
+
+    class Zoom(nn.Module):
+        def forward(self, x):
+            return x - 100.0  # without any rounding
 
     torch.manual_seed(0)
-    reference, candidate = Cancelling(order=False), Cancelling(order=True)
-    candidate.load_state_dict(reference.state_dict())
-    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(8, 64),))
-    assert result.exit_code in (0, 2), result.sentence
-    assert result.first_drift is None, result.sentence
+    reference = nn.Sequential(nn.Linear(64, 64), Zoom())
+    candidate = nn.Sequential(Otherwise(64, 64), Zoom())
+    with torch.no_grad():  # what tells the units apart is next to nothing beside what they have in common
+        reference[0].weight *= 1e-3
+        reference[0].bias.fill_(100.0)
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(8, 64),), load="reference")
+    assert (result.verdict, result.exit_code) == ("noise", 0), result.sentence
+    (zoom,) = [pair for pair in result.pairs if (pair.site.name, pair.site.port) == ("1", "out")]
+    assert zoom.reason.startswith("amplified noise"), zoom.reason
+    assert "condition number" in zoom.reason
+    assert zoom.error > 1e-3
 
 
 def test_a_candidate_that_computes_something_else_every_time_is_said_to():
@@ -380,6 +508,7 @@ def test_a_map_of_names_counts_and_what_it_leaves_out_has_no_counterpart(ids):
     result = fd.check(reference=reference, candidate=candidate, inputs=(ids,), name_map=names)
     assert where(result) == ("fwd", "blocks.1.norm", "out")
     assert "blocks.1.up" in {item.site.name for item in result.reference_only}
+    assert any(note.startswith("what has no counterpart was replayed too") for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -401,6 +530,8 @@ def test_a_map_that_names_nothing_is_refused(ids, names, message):
     [
         ({"candidate": lambda x: x}, "the candidate is a function; give a torch.nn.Module"),
         ({"steps": 0}, "steps 0 is not a whole number from 1"),
+        ({"steps": 1.5}, "steps 1.5 is not a whole number from 1"),
+        ({"steps": True}, "steps True is not a whole number from 1"),
         ({"optimizer": adamw}, "an optimizer needs gradients; give loss_fn too"),
         ({"load": "weights.pt"}, "load 'weights.pt' is not 'reference' or a function"),
     ],

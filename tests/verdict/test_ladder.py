@@ -177,3 +177,33 @@ def test_an_activation_that_went_wrong_too_leaves_precision_unclaimed(tmp_path):
                   producers=[fd.Site(0, "input", "input", "x")])  # fmt: skip
     result = fd.diff(tmp_path / "r", tmp_path / "c")
     assert [str(pair.verdict) for pair in result.pairs] == ["same", "drift", "drift"]
+
+
+UNIT = {"f32": 2.0**-24, "f64": 2.0**-53}
+
+
+def allowed(dtype="f32", length=64, kind="linear", count=10**6):
+    """What an operation may add, in units of roundoff."""
+    return ladder.local_limit(UNIT[dtype], length, kind, count) / UNIT[dtype]
+
+
+def test_attention_and_long_sums_may_err_twice_as_much():
+    assert allowed(kind="attention") == 2 * allowed()
+    assert allowed(length=8193) == pytest.approx(2 * allowed(length=8192), rel=1e-3)
+
+
+def test_no_sum_is_so_long_that_tf32_passes_for_float32():
+    assert allowed(length=1 << 30) == allowed(length=1 << 16)
+    assert allowed(length=1 << 30) * UNIT["f32"] < ladder.RUNGS[1].error(1)  # that of TF32
+
+
+def test_few_elements_may_scatter_and_float64_may_be_far_from_its_roundoff():
+    assert allowed(count=5) > allowed(count=500) > allowed(count=5000) == allowed()
+    assert allowed("f64") > 10 * allowed()
+
+
+@pytest.mark.parametrize("times", [0.65, 1.35])
+def test_an_error_beside_a_rung_is_not_named(times):
+    coarsest = max(one.error(1024) for one in ladder.ATTENTION_RUNGS)
+    assert ladder.rung(coarsest, 1024, "f32", ladder.ATTENTION_RUNGS) is not None
+    assert ladder.rung(times * coarsest, 1024, "f32", ladder.ATTENTION_RUNGS) is None

@@ -113,6 +113,8 @@ class _Trial:
 
 def explain(evidence: Evidence, table: Sequence[Hypothesis]) -> Cause:
     """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it."""
+    if np.iscomplexobj(evidence.expected) or np.iscomplexobj(evidence.found):  # of which no hypothesis speaks
+        return Cause("unknown", "causes of complex numbers are not known", 0.0, LABELS["unknown"].confirm)
     with np.errstate(all="ignore"):
         trial = _try(evidence, table if evidence.expected.size else ())
         return _chosen(trial)

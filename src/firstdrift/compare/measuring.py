@@ -6,8 +6,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
@@ -216,7 +218,7 @@ class _Befores:
 
 def _uncertain(update: Array, other: Array, ours: Array, theirs: Array) -> Array:
     """How much of each element of an update, whichever side's is larger, its gradient leaves open."""
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    a, b = _wide(ours), _wide(theirs)
     scale = np.maximum(np.abs(a), np.abs(b))
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = np.where(scale > 0, np.abs(a - b) / scale, 0.0)
@@ -226,4 +228,10 @@ def _uncertain(update: Array, other: Array, ours: Array, theirs: Array) -> Array
 
 def _difference(after: Array, before: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        return after.astype(np.float64) - before.astype(np.float64)
+        difference: Array = _wide(after) - _wide(before)
+        return difference
+
+
+def _wide(array: Array) -> NDArray[Any]:
+    """In double precision; complex numbers stay complex."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

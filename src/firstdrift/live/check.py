@@ -180,8 +180,7 @@ def _with_edges(results: Sequence[PairResult], theirs: Trace, ours: Trace) -> li
         if readers:
             inner = max(readers, key=lambda other: other.name.count("."))
             moved = replace(by_site[inner], verdict=result.verdict, reason=result.reason, introduced=result.introduced)
-            by = inner.name.rpartition(".")[0] if inner.name.count(".") == site.name.count(".") else None
-            by_site[inner] = replace(moved, introduced_by=by or result.introduced_by)
+            by_site[inner] = replace(moved, introduced_by=result.introduced_by)
             reason = f"{result.reason}; it is read by {inner.name}"
             by_site[site] = replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
     return list(by_site.values())

@@ -100,9 +100,25 @@ class Examination:
                 found[site] = replace(own, decided=decided, inherited=self.inherited(item))
             elif precise is not None:
                 found[site] = precise
+        for site in self.unrepeatable([site for site, own in found.items() if own.beyond_noise]):
+            del found[site]
         for site in self.reference_off([site for site, own in found.items() if own.how == IN_FLOAT64]):
             found[site] = replace(found[site], reference_off=True)
         return self.with_other_masks(found) if self.reference.train else found
+
+    def unrepeatable(self, sites: Sequence[Site]) -> list[Site]:
+        """Where a replay of the reference on its own tensors does not give what it computed, so that one on the
+        candidate's says nothing: a tensor that a module uses inside and returns as well has a gradient from both."""
+        if not sites:
+            return []
+        folder = Path(mkdtemp(prefix="own-", dir=self.folder))
+        if self.precise_reference is not None:
+            exact = replay(self.reference.as_precise(), self.precise_reference, folder / "exact")
+            own = Replays(self.precise_reference, exact, (exact, exact), IN_FLOAT64)
+        else:
+            own = replays(self.reference, dtype_of(self.reference.model), self.ours, folder, AS_RUN)
+        seen = {site: own.introduced_at(site, FLOAT32) for site in sites}
+        return [site for site, one in seen.items() if one is not None and one.beyond_noise]
 
     def with_other_masks(self, found: dict[Site, Introduced]) -> dict[Site, Introduced]:
         """Where dropout took another mask on one side, only which elements are dropped may differ; gradients are
@@ -184,6 +200,9 @@ def replays(
 
 def examine(reference: Side, candidate: Side, names: Names, ours: Trace, theirs: Trace, folder: Path) -> Examination:
     """Run everything that can be run."""
+    # A replay may call modules that a run of the reference does not, where a fused kernel stands for several. They are
+    # left alone: the candidate's tensors there belong to no pair, and would hide what is wrong with them.
+    reference = replace(reference, sites=ours)
     as_run = replays(reference, dtype_of(candidate.model), theirs, folder, AS_RUN)
     notes: list[str] = []
     precise, precise_ours = None, None

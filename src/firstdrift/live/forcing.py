@@ -10,7 +10,8 @@ values, so that a near-tie that it decided the other way makes no difference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -
     model = side.copied()
     optimizer = side.made_optimizer(model)
     with Writer(path) as writer, randomness_kept(), side.environment():
-        forcing = _Forcing(model, candidate, writer, plan or Plan())
+        forcing = _Forcing(model, candidate, writer, plan or Plan(), side.sites)
         if optimizer is not None:
             optimizer.register_step_pre_hook(lambda *said: forcing.see_gradients())
         for step in range(side.steps):
@@ -55,7 +56,8 @@ def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -
             if side.loss_fn is not None:
                 loss = side.loss(output)
                 forcing.lose(loss)
-                loss.backward()
+                with forcing.backward():
+                    loss.backward()
                 forcing.write_gradients()
             if optimizer is not None:
                 forcing.hand_gradients("grad")
@@ -70,7 +72,7 @@ class _Replace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, arriving: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        return given
+        return given.clone()  # an argument handed back counts as a view, which no operation may write to in place
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -78,12 +80,16 @@ class _Replace(torch.autograd.Function):
 
 
 class _Forcing:
-    def __init__(self, model: nn.Module, candidate: Trace, writer: Writer, plan: Plan) -> None:
+    def __init__(
+        self, model: nn.Module, candidate: Trace, writer: Writer, plan: Plan, sites: Container[Site] | None
+    ) -> None:  # fmt: skip
         self.model = model
         self.candidate = candidate
         self.writer = writer
         self.plan = plan
+        self.sites = candidate if sites is None else sites
         self.step = 0
+        self.in_backward = False
         self.calls: Counter[str] = Counter()
         self.stack: list[tuple[int, dict[int, int]]] = []  # calls that have not returned, and what they were handed
         self.hidden = 0  # opaque modules that have been entered and not left
@@ -105,6 +111,13 @@ class _Forcing:
                 with torch.no_grad():
                     item.tensor.copy_(given)
             self.write(site._replace(phase="weight"), item.tensor)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """The pass whose gradients count; a model may ask for others while it runs."""
+        self.in_backward = True
+        yield
+        self.in_backward = False
 
     def _enter(self, name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -170,6 +183,8 @@ class _Forcing:
 
     def _gradient(self, site: Site) -> Callable[[torch.Tensor], torch.Tensor | None]:
         def arrive(gradient: torch.Tensor) -> torch.Tensor | None:
+            if not self.in_backward:
+                return None
             self.write(site, gradient)
             if site.name == "":
                 self.write(site._replace(phase="lossgrad", name="loss"), gradient)
@@ -214,7 +229,7 @@ class _Forcing:
 
     def given(self, site: Site, like: torch.Tensor) -> torch.Tensor | None:
         """The candidate's tensor of a site, if it has one of this shape and kind."""
-        if site not in self.candidate:
+        if site not in self.candidate or site not in self.sites:
             return None
         record = self.candidate[site]
         if record.at is None or record.shape != tuple(like.shape):

@@ -27,6 +27,7 @@ from .precise import dtype_of
 from .sides import Side, record
 
 ROUNDS = 4  # of layouts that show only once those before them are seen through
+CLOSER = 0.1  # of the distance before, what is left of it
 COLUMNS = 4096  # of every channel, which are enough to recognise it
 
 
@@ -53,11 +54,23 @@ class Layout:
         found[..., self.order] = rows * self.scale
         return np.moveaxis(found, -1, self.axis)
 
+    @property
+    def is_order(self) -> bool:
+        """Whether it is nothing but another order."""
+        return bool(np.allclose(self.scale, 1) and np.allclose(self.shift, 0))
+
+    def explains(self, expected: Array, found: Array) -> bool:
+        """Whether a tensor is next to what was expected once it is put back, and was far from it before."""
+        if found.ndim <= max(self.axis, 0) or found.shape[self.axis] != len(self.order):
+            return False
+        a, before, after = (np.asarray(one, np.float64) for one in (expected, found, self.undone(found)))
+        return bool(np.linalg.norm(after - a) <= CLOSER * np.linalg.norm(before - a))
+
 
 def find_layout(expected: Array, found: Array, channels: int) -> Layout | None:
     """The layout that turns one tensor into the other, exactly; None if there is none."""
     axis = -1 if expected.shape[-1] == channels else 1 if expected.ndim > 1 and expected.shape[1] == channels else None
-    if axis is None or channels < 2:
+    if axis is None or channels < 2 or "c" in (expected.dtype.kind, found.dtype.kind):
         return None
     a, c = (np.moveaxis(np.asarray(one, np.float64), axis, 0).reshape(channels, -1) for one in (expected, found))
     few = slice(None, None, max(1, a.shape[1] // COLUMNS))
@@ -89,20 +102,22 @@ def seen_through(
         return None
     plan = Plan(own_weight=lambda site: site.step > 0 or site not in suspects)
     layouts: dict[str, Layout] = {}
+    carried: dict[Site, Layout] = {}
     trace = base.candidate
     for number in range(ROUNDS):
-        trace = _undone(base.candidate, ours, layouts, outputs)
+        trace = _undone(base.candidate, ours, layouts, carried, outputs)
         now = replay(examination.reference.as_precise(), trace, examination.folder / f"undone-{number}", plan)
         found = _layouts(suspects, outputs, now, base.candidate)
-        if set(found) == set(layouts):
+        further = _carried(found, outputs, now, base.candidate) if set(found) == set(layouts) else {}
+        if set(found) == set(layouts) and set(further) == set(carried):
             break
-        layouts = found  # what only followed from a layout before it is gone
+        layouts, carried = found, further  # what only followed from a layout before it is gone
     if not layouts:
         return None
     folder = examination.folder / "seen through"
     folder.mkdir()
     precise = replays(examination.reference, torch.float32, trace, folder, base.how, plan)
-    undone = _undone(examination.as_run.candidate, ours, layouts, outputs)
+    undone = _undone(examination.as_run.candidate, ours, layouts, carried, outputs)
     dtype = dtype_of(examination.candidate.model)
     as_run = replays(examination.reference, dtype, undone, folder, examination.as_run.how, plan)
     return replace(examination, precise=precise, as_run=as_run, layouts=tuple(layouts))
@@ -125,14 +140,38 @@ def _layouts(
     return found
 
 
+def _carried(
+    layouts: Mapping[str, Layout], outputs: Mapping[str, Sequence[Site]], now: Trace, candidate: Trace
+) -> dict[Site, Layout]:
+    """Where what follows from a layout is in the same order: behind an activation, until weights undo it.
+
+    What is wrong with these tensors remains, so that they need not be equal; nothing but the order brings them close.
+    """
+    orders = [layout for layout in layouts.values() if layout.is_order]
+    ends = {site for name in ("", *layouts) for site in outputs.get(name, ())}
+    found: dict[Site, Layout] = {}
+    for line in candidate.records if orders else ():
+        both = compared(now, candidate, line.site) if line.site.phase == "fwd" else None
+        if both is None or both[0].dtype.kind != "f" or any(_is_same(candidate, line.site, end) for end in ends):
+            continue
+        fitting = [one for one in orders if one.explains(*both)]
+        found |= {line.site: fitting[0]} if fitting else {}
+    return found
+
+
 def _channels(name: str, suspects: Sequence[Site], now: Trace) -> int:
     shapes = [now[site].shape for site in suspects if site.name == name and site in now]
     return max((shape[0] for shape in shapes if shape), default=0)
 
 
-def _undone(trace: Trace, ours: Trace, layouts: Mapping[str, Layout], outputs: Mapping[str, Sequence[Site]]) -> Trace:
+def _undone(
+    trace: Trace, ours: Trace, layouts: Mapping[str, Layout], carried: Mapping[Site, Layout],
+    outputs: Mapping[str, Sequence[Site]],
+) -> Trace:  # fmt: skip
     """A trace of the candidate with what modules return, and hand on as the reference does, in its layout."""
-    arrays: dict[Site, Callable[[], Array]] = {}
+    arrays: dict[Site, Callable[[], Array]] = {
+        site: partial(_later, trace, site, layout.undone) for site, layout in carried.items() if site in trace
+    }
     for name, layout in layouts.items():
         for site in outputs[name]:
             if site not in trace:

@@ -103,7 +103,8 @@ class _Modules:
     def checksum(self, record: Record) -> int:
         if record.at is None:
             return 0
-        array = np.asarray(self.trace.array(record), np.float32)
+        found = self.trace.array(record)
+        array = np.asarray(found, np.complex64 if found.dtype.kind == "c" else np.float32)
         return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
     def key(self, name: str) -> tuple[str, tuple[int, ...] | None]:
@@ -175,7 +176,7 @@ def _alike(ours: _Modules, name: str, theirs: _Modules, other: str) -> bool:
     a, b = ours.outputs[name], theirs.outputs[other]
     if a.at is None or b.at is None:
         return False
-    x, y = (np.asarray(t.trace.array(r), np.float64) for t, r in ((ours, a), (theirs, b)))
+    x, y = (np.asarray(t.trace.array(r), np.complex128) for t, r in ((ours, a), (theirs, b)))
     return bool(np.linalg.norm(x - y) <= _SAME * np.linalg.norm(x)) if x.shape == y.shape else False
 
 

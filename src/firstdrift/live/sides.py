@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ..opening import open_trace
+from ..sites import Site
 from ..traces import Trace
 from ..tracing import trace
 from .precise import Lifting, in_dtype
@@ -36,6 +37,7 @@ class Side:
     seed: int | None = None
     precise: bool = False
     exact: bool = False  # and without casts to shorter formats
+    sites: Container[Site] | None = None  # that it records as it is run; None before that is known
 
     def copied(self) -> nn.Module:
         """The model once more, in the mode that was asked for."""
