@@ -264,3 +264,24 @@ def test_a_large_vocabulary_is_explained_in_time(phase):
     start = time.monotonic()
     assert explain(evidence, losses.HYPOTHESES).label == "loss-formula"
     assert time.monotonic() - start < 20  # alone it takes a few seconds
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (lambda z: F.mse_loss(z, WANTED), lambda z: F.l1_loss(z, WANTED)),
+        (lambda z: F.mse_loss(z, WANTED, reduction="sum"), lambda z: F.smooth_l1_loss(z, WANTED, reduction="sum")),
+        (lambda z: F.binary_cross_entropy_with_logits(z, CHANCES), lambda z: F.mse_loss(z, CHANCES)),
+    ],
+)
+def test_numbers_that_nobody_recorded_are_read_from_the_gradient(reference, candidate):
+    said = explain(evidence_of("loss", reference, candidate, NUMBERS, WANTED, known=False), losses.HYPOTHESES)
+    assert said.label == "loss-formula", said
+
+
+def test_numbers_read_from_a_gradient_alone_explain_nothing():
+    drift = evidence_of(
+        "lossgrad", lambda z: F.mse_loss(z, WANTED), lambda z: F.l1_loss(z, WANTED), NUMBERS, WANTED, known=False,
+        beside=False,
+    )  # fmt: skip
+    assert explain(drift, losses.HYPOTHESES).label == "unknown"

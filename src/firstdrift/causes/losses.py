@@ -12,7 +12,7 @@ from .agreement import Floats, agree, distance, factor, floats, limit, rounded, 
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .loss_formulas import CROSS_ENTROPY, Formula, Scores
-from .loss_readings import Batch, Reading, inferred_target, readings, variants
+from .loss_readings import Batch, Reading, inferred_numbers, inferred_target, readings, variants
 from .scores import gradients_of, whole
 
 UNITS = {2.0: "two", float(np.log(2.0)): "ln 2: the logarithm to another base"}
@@ -170,25 +170,36 @@ def _reproduced(evidence: Evidence) -> _Loss | None:
         return None
     ours, theirs = _gradients(evidence)
     logits = floats(evidence.inputs["logits"])
-    target = evidence.around.facts.get("target")
-    if target is None and ours is not None:
-        target = inferred_target(logits, ours)
-    if target is None:
-        return None
-    batch = Batch(logits, np.asarray(target))
-    for reading in readings(batch):
-        if evidence.site.phase == "lossgrad":
-            made, wanted = reading.gradient_head(batch, evidence.expected)
-            if not agree(evidence, made, wanted):
-                continue
-            right = agree(evidence, reading.gradient(batch), evidence.expected)
-        else:
-            value = reading.value(batch, evidence.expected.shape)
-            right = value is not None and agree(evidence, value, evidence.expected)
-        if right:
+    for target in _targets(evidence, logits, ours):
+        batch = Batch(logits, target)
+        reading = next((one for one in readings(batch) if _is_right(evidence, one, batch)), None)
+        if reading is not None:
             own = Batch(floats(evidence.candidate_inputs["logits"]), batch.target)
             return _Loss(evidence, reading, own, ours, theirs)
     return None
+
+
+def _targets(evidence: Evidence, logits: Floats, gradient: Array | None) -> Iterator[Array]:
+    """What the loss is told to come to: as recorded, else as its gradient shows. Numbers that were read from a gradient
+    always give that gradient, so that only the loss itself can confirm them."""
+    told = evidence.around.facts.get("target")
+    if told is not None:
+        yield np.asarray(told)
+    elif gradient is not None:
+        classes = inferred_target(logits, gradient)
+        if classes is not None:
+            yield classes
+        if evidence.site.phase == "loss":
+            yield from inferred_numbers(logits, gradient)
+
+
+def _is_right(evidence: Evidence, reading: Reading, batch: Batch) -> bool:
+    """Whether a way to take the loss makes the reference's numbers."""
+    if evidence.site.phase == "lossgrad":
+        made, wanted = reading.gradient_head(batch, evidence.expected)
+        return agree(evidence, made, wanted) and agree(evidence, reading.gradient(batch), evidence.expected)
+    value = reading.value(batch, evidence.expected.shape)
+    return value is not None and agree(evidence, value, evidence.expected)
 
 
 def _is_loss(evidence: Evidence) -> bool:
