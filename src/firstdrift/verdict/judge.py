@@ -52,7 +52,7 @@ def judge(
     for _ in range(HEARINGS):
         court.hear_all()
         settled = court.settled | court.settled_weights()
-        inside, whole = other_layouts(court.results, court.limits)
+        inside, whole = other_layouts(court.results, court.limits, graph)
         if settled == court.settled and not inside:
             break
         # Heard again, everything behind these is judged with the candidate's own weights and layouts.

@@ -13,6 +13,7 @@ from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
+from .graph import Graph
 from .limits import Limits
 from .noise import GAIN_MARGIN
 
@@ -22,7 +23,7 @@ MADE_UP_FOR = 1000.0  # how many times larger a difference inside must be than w
 Results = Mapping[Site, PairResult]
 
 
-def other_layouts(results: Results, limits: Limits) -> tuple[dict[Site, str], dict[Site, str]]:
+def other_layouts(results: Results, limits: Limits, graph: Graph) -> tuple[dict[Site, str], dict[Site, str]]:
     """The sites inside parts that agree as a whole, and the outputs of these parts, each with the reason in words."""
     outputs: dict[str, list[PairResult]] = {}
     for result in results.values():
@@ -37,8 +38,43 @@ def other_layouts(results: Results, limits: Limits) -> tuple[dict[Site, str], di
             around = (n for n in _around(result.site) if n in outputs and any(_holds(n, weight) for weight in weights))
             parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits)][:1]
     inside = {site: _reason(part) for site in results for part in parts if _holds(part, site)}
+    inside |= _likewise(results, drifts, inside)
     whole = {result.site: _reason(part) for part in parts for result in outputs[part]}
-    return inside | _likewise(results, drifts, inside), whole
+    for name in dict.fromkeys(site.name for site in weights if site not in inside):
+        if readers := _undone_by(name, outputs, results, limits, graph):
+            inside |= {site: _undone(readers) for site in results if _is_between(site, name, readers)}
+            whole |= {result.site: _undone(readers) for reader in readers for result in outputs[reader]}
+    return inside, whole
+
+
+def _undone_by(
+    name: str, outputs: Mapping[str, Sequence[PairResult]], results: Results, limits: Limits, graph: Graph
+) -> list[str]:
+    """The modules that read what a module with other weights makes of the same, if what they make of it agrees: a norm
+    after a convolution that it was folded into."""
+    made = outputs.get(name, ())
+    readers = list(dict.fromkeys(reader.name for result in made for reader in graph.consumers(result.site)))
+    fed = [
+        r for site, r in results.items() if site.name == name and site.phase == "fwd" and site.port.startswith("in.")
+    ]
+    behind = [result for reader in readers for result in outputs.get(reader, ())]
+    if not made or not behind or not all(reader in outputs for reader in readers):
+        return []
+    if any((result.error or 0.0) > limits.local(limits.items[result.site], []) for result in (*fed, *behind)):
+        return []
+    left = max(max(result.error or 0.0, roundoff(result.pair.reference.dtype)) for result in behind)
+    return readers if all((result.error or 0.0) >= MADE_UP_FOR * left for result in made) else []
+
+
+def _is_between(site: Site, name: str, readers: Sequence[str]) -> bool:
+    """Whether a site belongs to a module, or lies between it and those that read what it makes."""
+    if site.name == name:
+        return not (site.phase == "fwd" and site.port.startswith("in."))
+    return site.name in readers and (site.phase not in ("fwd", "agrad") or site.port.startswith("in."))
+
+
+def _undone(readers: Sequence[str]) -> str:
+    return f"{LAYOUT}; {', '.join(readers)} makes up for it"
 
 
 def _likewise(results: Results, drifts: Sequence[PairResult], inside: Mapping[Site, str]) -> dict[Site, str]:
