@@ -1,0 +1,39 @@
+"""What runs a model for a trace: our decoder here, the transformers library next door, behind one shape."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .cache import Cache
+from .loading import load_with_proof
+from .settings import DecoderConfig
+from .taps import Taps
+
+
+class Engine(Protocol):
+    """A loaded model that remembers the tokens it has seen."""
+
+    loaded: str  # one sentence about the weights
+
+    def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
+        """Logits `[batch, tokens, vocabulary]` of tokens that follow those of the calls before."""
+
+
+class DecoderEngine:
+    """Our own decoder, with weights that are proven to have arrived."""
+
+    def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype) -> None:
+        self.model, proof = load_with_proof(path, config, dtype)
+        self.loaded = str(proof)
+        self._cache = Cache()
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
+        """Run the next tokens."""
+        self.model.taps = taps
+        logits: Tensor = self.model(tokens, cache=self._cache)
+        return logits

@@ -1,0 +1,81 @@
+"""A decoder with the weights of a checkpoint, each of them proven to have arrived."""
+
+from __future__ import annotations
+
+from functools import reduce
+from os import PathLike
+
+import torch
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.opening import open_checkpoint
+from ..dtypes import ML_NAMES
+from ..loading.destinations import destinations
+from ..loading.failures import failure
+from ..loading.identifiers import POPULATE
+from ..loading.plan import make_plan
+from ..loading.populating import populate
+from ..loading.proof import Loaded
+from .config import config_of
+from .model import Decoder
+from .settings import DecoderConfig
+
+FLOATS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16} | {
+    short: getattr(torch, name) for short, name in ML_NAMES.items()
+}
+
+
+def load_decoder(path: str | PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
+    """The model of a Hugging Face directory, an APR or GGUF file, or weights with a config.json beside them.
+
+    It is in the checkpoint's own dtype, the widest where there are several, float32 where it is quantized; or in
+    `dtype`, each value rounded once. Every parameter is read back and compared, as `fd.load_weights` does.
+    """
+    return load_with_proof(path, config_of(path), dtype)[0]
+
+
+def load_with_proof(
+    path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype | None = None
+) -> tuple[Decoder, Loaded]:
+    """The model, and for each of its tensors where its numbers came from."""
+    with open_checkpoint(path) as checkpoint:
+        refuse_missing_layers(checkpoint, config)
+        with torch.device("meta"):
+            model = Decoder(config).to(dtype or dtype_of(checkpoint))
+        _refuse_other_shapes(model, checkpoint)
+        model = model.to_empty(device="cpu")
+        model.tie()
+        return model.eval(), populate(model, checkpoint, None, cast=True)
+
+
+def dtype_of(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype that holds every weight of a checkpoint exactly."""
+    found = {FLOATS.get("f32" if entry.quantized else entry.dtype) for entry in checkpoint.entries.values()}
+    known = [dtype for dtype in found if dtype is not None]
+    return reduce(torch.promote_types, known) if known else torch.float32
+
+
+def refuse_missing_layers(checkpoint: Checkpoint, config: DecoderConfig) -> None:
+    """Before the model is built, without memory even: settings may claim a million layers of a file that has two."""
+    last = config.num_hidden_layers - 1
+    wanted = {f"model.layers.{last}.self_attn.q_proj.weight": f"the settings say {last + 1} layers"}
+    sparse = [layer for layer in range(last + 1) if config.experts_of(layer)]
+    if config.experts and sparse:
+        number = config.experts.count - 1
+        wanted[f"model.layers.{sparse[-1]}.mlp.experts.{number}.up_proj.weight"] = (
+            f"the settings say {number + 1} experts"
+        )
+    problems = [
+        f"{name}: not present in init APR ({checkpoint.path}); {why}"
+        for name, why in wanted.items()
+        if name not in checkpoint
+    ]
+    if problems:
+        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", problems)
+
+
+def _refuse_other_shapes(model: Decoder, checkpoint: Checkpoint) -> None:
+    """Before memory is asked for: the settings may claim more than the file has."""
+    plan = make_plan(checkpoint, destinations(model), None)
+    if plan.problems:
+        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)

@@ -1,0 +1,190 @@
+"""A trace of a checkpoint from the question to the files: what is asked, checked; then loaded, run and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import CaptureError, FirstdriftError
+from ..stages import SavePlan
+from ..strict_json import Json
+from .asking import check_length, check_tokens, parse_tokens, select
+from .config import config_of
+from .config_json import to_config
+from .native import NativeTrace
+from .recording import Selection, StageFiles
+from .settings import DecoderConfig
+from .tokenizing import ModelTokenizer, tokenizer_of
+
+SCHEMA = "firstdrift-trace-v1"
+PROMPT = "What is 2+2?"  # asked when nothing else is
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that was checked against the model; its weights are not read yet."""
+
+    model: Path
+    engine: str
+    format: str
+    dtype: str
+    force: bool
+    plan: SavePlan
+    config: DecoderConfig
+    selection: Selection
+    tokenizer: ModelTokenizer | None
+    prompt: tuple[int, ...]
+    steps: int
+    teacher: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace left: its files, and the likeliest token after every step (None where logits were NaN)."""
+
+    asked: Asked
+    weights: str
+    chosen: tuple[int | None, ...]
+    files: tuple[tuple[Path, int], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors were recorded."""
+        return self.asked.selection.count * self.asked.steps
+
+    @property
+    def agreeing(self) -> int:
+        """How many of the given tokens the model would have chosen itself."""
+        return sum(a == b for a, b in zip(self.chosen, self.asked.teacher, strict=False))
+
+    @property
+    def text(self) -> str | None:
+        """The chosen tokens as text, where there is a tokenizer."""
+        tokens = [token for token in self.chosen if token is not None]
+        whole = self.asked.tokenizer is not None and len(tokens) == len(self.chosen)
+        return self.asked.tokenizer.decode(tokens) if whole and self.asked.tokenizer else None
+
+    def to_json(self) -> dict[str, Json]:
+        """Everything, schema `firstdrift-trace-v1`."""
+        asked = self.asked
+        return {
+            "schema": SCHEMA, "model": str(asked.model), "engine": asked.engine, "format": asked.format,
+            "dtype": asked.dtype, "directory": str(asked.plan.directory), "weights": self.weights,
+            "prompt": list(asked.prompt), "steps": asked.steps, "chosen": list(self.chosen),
+            "teacher": list(asked.teacher) or None, "agreeing": self.agreeing if asked.teacher else None,
+            "text": self.text, "tensors": self.tensors,
+            "files": [{"path": path.as_posix(), "bytes": size} for path, size in self.files],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def prepare(
+    model: Path, stages: str, layers: str, directory: Path, *, prompt: str | None = None, tokens: str | None = None,
+    generate: int | None = None, teacher: str | None = None, **how: Any,
+) -> Asked:  # fmt: skip
+    """Check everything that can be wrong, from what costs least to what costs most; no weights are read.
+
+    `how` is the engine (`decoder` or `transformers`), the format (`aprt` or `trace`), the dtype, and whether a trace
+    may be overwritten (`force`).
+    """
+    plan = SavePlan.from_cli(stages, layers, directory)
+    given = parse_tokens(teacher, "--teacher") if teacher is not None else []
+    if generate is not None and given and generate != len(given):
+        raise CaptureError(f"--generate {generate} and --teacher with {len(given)} tokens differ; give one of them")
+    if how["dtype"] == "f64" and how["format"] == "aprt":
+        raise CaptureError("stage files hold float32, so that --dtype f64 would be rounded; use --format trace")
+    if how["dtype"] == "f64" and how["engine"] == "transformers":
+        raise CaptureError(
+            "transformers computes norms in float32 whatever is asked; use --engine decoder for --dtype f64"
+        )
+    ids = parse_tokens(tokens, "--tokens") if tokens is not None else None
+    config = config_of(model)
+    everything = stages.strip().lower() == "all"
+    selection = select(plan, config, everything=everything, before_rope=how["format"] == "trace")
+    tokenizer = _tokenizer(model, needed=ids is None)
+    if ids is None:
+        assert tokenizer is not None
+        ids = tokenizer.encode(PROMPT if prompt is None else prompt)
+    check_tokens(ids, config, "--prompt" if tokens is None else "--tokens")
+    check_tokens(given, config, "--teacher")
+    steps = generate or max(1, len(given))
+    check_length(len(ids), steps, config)
+    return Asked(
+        model, plan=plan, config=config, selection=selection, tokenizer=tokenizer, prompt=tuple(ids), steps=steps,
+        teacher=tuple(given), **how,
+    )  # fmt: skip
+
+
+def perform(asked: Asked, advance: Callable[[int], None] = lambda count: None) -> Traced:
+    """Load, run, record; `advance` is told of every tensor. A trace of a run that failed has no end line."""
+    with ExitStack() as ends:
+        recording: NativeTrace | StageFiles
+        if asked.format == "aprt":
+            recording = StageFiles(asked.plan.directory, asked.steps, advance)
+        else:
+            recording = NativeTrace(
+                asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force, advance
+            )
+        ends.callback(recording.abort)
+        engine = _engine(asked)
+        from .running import run  # which needs PyTorch, as the engine does
+
+        chosen = run(engine, recording, asked.selection, asked.prompt, steps=asked.steps, given=asked.teacher)
+        recording.close()
+    files = [(path.relative_to(asked.plan.directory), path.stat().st_size) for path in recording.files()]
+    return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, recording)))
+
+
+def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:
+    """The model's tokenizer; without a prompt it only serves to show text, and may be absent."""
+    try:
+        return tokenizer_of(model)
+    except FirstdriftError:
+        if needed:
+            raise
+        return None
+
+
+def _engine(asked: Asked) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise CaptureError("running a model needs PyTorch; pip install 'firstdrift[decoder]'") from None
+    dtype = getattr(torch, DTYPES[asked.dtype])
+    if asked.engine == "transformers":
+        from .transformers_engine import TransformersEngine
+
+        return TransformersEngine(asked.model, asked.config, dtype)
+    from .engines import DecoderEngine
+
+    return DecoderEngine(asked.model, asked.config, dtype)
+
+
+def _header(asked: Asked) -> dict[str, Json]:
+    """What trace.json says of the run; nothing of where files lie, so that equal runs leave equal bytes."""
+    return {
+        "model": asked.model.name,
+        "options": {"engine": asked.engine, "dtype": asked.dtype, "steps": asked.steps},
+        "graph": "stage table",
+        "config": to_config(asked.config),
+        "batch": 1,
+        "environment": {name: version(name) for name in ("torch", "transformers") if find_spec(name)},
+    }
+
+
+def _notes(asked: Asked, recording: NativeTrace | StageFiles) -> Sequence[str]:
+    notes = []
+    others = recording.others() if isinstance(recording, StageFiles) else []
+    if others:
+        notes.append(f"{len(others)} stage files of an earlier run are still in {asked.plan.directory}")
+    count = asked.config.num_hidden_layers
+    if asked.plan.layers.stop > count and asked.selection.layers:
+        notes.append(f"the model has the layers 0..{count}, END being exclusive, and these were saved")
+    return notes

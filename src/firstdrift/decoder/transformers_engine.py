@@ -1,0 +1,245 @@
+"""The same checkpoint through the transformers library: an engine that shares no line with our decoder.
+
+Its weights are read by the library wherever it can read them. Stages are what its modules take and return; queries,
+keys, scores and weights are seen where it hands them to its attention function.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..checkpoints.hf_directory import CONFIG
+from ..checkpoints.opening import open_checkpoint
+from ..errors import CaptureError, FirstdriftError, WeightsError
+from .config_json import FAMILIES, to_config
+from .loading import refuse_missing_layers
+from .settings import DecoderConfig
+from .taps import OFF, Taps
+
+OLDEST = 5
+ATTENTION = "firstdrift"  # under this name our attention function is registered with the library
+
+
+class TransformersEngine:
+    """A model of the library, with hooks at every stage."""
+
+    def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype) -> None:
+        library = transformers_library()
+        with open_checkpoint(path) as checkpoint:
+            refuse_missing_layers(checkpoint, config)
+        _register(library)
+        with _quiet(library):
+            self.model, told = _load(library, Path(path), config, dtype)
+            _refuse_incomplete(told, path)
+            self.model.set_attn_implementation(ATTENTION)
+            self.model.set_experts_implementation("eager")
+        self.model.eval()
+        self.loaded = f"{len(self.model.state_dict())} tensors loaded by transformers"
+        self.taps = OFF
+        self._config = config
+        self._cache = library.DynamicCache()  # without its configuration: sliding layers would forget early tokens
+        _watch(self)
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
+        """Run the next tokens."""
+        self.taps = taps
+        try:
+            logits: Tensor = self.model(tokens, past_key_values=self._cache, use_cache=True).logits
+        except FirstdriftError:
+            raise
+        except RuntimeError as error:  # it may have read other settings from the file than we have
+            why = str(error).split("\n")[0]
+            raise CaptureError(
+                f"transformers loaded the model and cannot run it ({why}); use --engine decoder"
+            ) from error
+        taps("lm_head", self._config.num_hidden_layers, logits)
+        return logits
+
+
+def transformers_library() -> Any:
+    """The `transformers` library, or a sentence that asks for it."""
+    try:
+        import transformers
+    except ImportError:
+        raise CaptureError("--engine transformers needs the transformers library; pip install transformers") from None
+    if int(transformers.__version__.split(".")[0]) < OLDEST:
+        raise CaptureError(
+            f"--engine transformers needs version {OLDEST} of it or newer, not {transformers.__version__}; upgrade it"
+        )
+    return transformers
+
+
+def _load(library: Any, path: Path, config: DecoderConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """By the library's own readers where it has one; else weights as we read them, in a model as it builds it."""
+    options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    try:
+        if path.is_dir() and (path / CONFIG).is_file():
+            loaded = library.AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True, **options)
+        elif path.suffix == ".gguf":
+            loaded = library.AutoModelForCausalLM.from_pretrained(
+                str(path.parent), gguf_file=path.name, local_files_only=True, **options
+            )
+        else:
+            loaded = _load_ours(library, path, config, options)
+    except FirstdriftError:
+        raise
+    except Exception as error:  # it raises whatever its parts raise
+        why = str(error).strip().split("\n")[0]
+        raise CaptureError(f"{path}: transformers cannot load it ({type(error).__name__}: {why})") from error
+    return loaded[0], loaded[1]
+
+
+def _load_ours(library: Any, path: Path, config: DecoderConfig, options: dict[str, Any]) -> Any:
+    if config.rope.divisors or config.rope.adjacent:
+        raise CaptureError(f"{path}: its rotary embedding is none that transformers has; use --engine decoder")
+    kind = getattr(library, FAMILIES[config.family].architecture)
+    said = {key: value for key, value in to_config(config).items() if key != "architectures"}
+    with open_checkpoint(path) as checkpoint:
+        state = {name: _tensor(checkpoint.array(name)) for name in checkpoint.entries}
+    return kind.from_pretrained(None, config=kind.config_class(**said), state_dict=state, **options)
+
+
+def _tensor(array: Any) -> Tensor:
+    """A tensor of its own; numpy has no bfloat16, so that goes by its bits."""
+    import numpy as np
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.array(array.view(np.int16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def _refuse_incomplete(told: dict[str, Any], path: str | PathLike[str]) -> None:
+    """The library fills what is missing with random numbers, and goes on."""
+    missing = sorted(told.get("missing_keys") or ())
+    other = sorted(str(one) for one in told.get("mismatched_keys") or ())
+    if missing or other:
+        named = ", ".join([*missing, *other][:4])
+        raise WeightsError(
+            f"{path}: transformers found no weights for {len(missing) + len(other)} tensors ({named}); it would use "
+            "random ones, so check the file with `firstdrift weights verify`"
+        )
+
+
+def _watch(engine: TransformersEngine) -> None:
+    """Hooks on the library's modules, for every stage that a module takes or returns."""
+    body = engine.model.model
+
+    def see(module: nn.Module, stage: str, layer: int, *, taken: bool = False, pick: int | None = None) -> None:
+        def after(module: nn.Module, given: Any, made: Any) -> None:
+            found = given[0] if taken else made if pick is None else made[pick]
+            engine.taps(stage, layer, _by_token(found))
+
+        module.register_forward_hook(after)
+
+    see(body.embed_tokens, "embedding", 0)
+    see(body.norm, "final_norm", engine._config.num_hidden_layers)
+    for number, layer in enumerate(body.layers):
+        attention = layer.self_attn
+        attention.firstdrift = engine
+        see(layer.input_layernorm, "attn_norm", number)
+        _see_projections(engine, attention, number)
+        see(attention.o_proj, "attention", number, taken=True)
+        see(attention.o_proj, "attn_out", number)
+        norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
+        see(norm, "post_attn_residual", number, taken=True)
+        see(norm, "ffn_norm", number)
+        _see_network(see, layer.mlp, number, engine._config.experts_of(number) is not None)
+        layer.register_forward_hook(
+            lambda module, given, made, number=number: engine.taps(
+                "post_ffn_residual", number, made[0] if isinstance(made, tuple) else made
+            )
+        )
+
+
+def _see_network(see: Callable[..., None], network: Any, layer: int, experts: bool) -> None:
+    if experts:
+        see(network.gate, "moe_router", layer, pick=1)
+        see(network.gate, "moe_router_indices", layer, pick=2)
+        see(network, "moe_ffn_out", layer)
+        return
+    see(network.gate_proj, "ffn_gate", layer)
+    see(network.up_proj, "ffn_up", layer)
+    see(network.act_fn, "ffn_silu", layer)
+    see(network.down_proj, "ffn_swigl", layer, taken=True)
+    see(network.down_proj, "ffn_out", layer)
+
+
+def _see_projections(engine: TransformersEngine, attention: Any, layer: int) -> None:
+    """Query, key and value together, before their biases and after."""
+    products: list[Tensor] = []
+    sums: list[Tensor] = []
+
+    def after(module: nn.Linear, given: Any, made: Tensor) -> None:
+        if engine.taps.wants("qkv_matmul", layer):
+            products.append(made if module.bias is None else functional.linear(given[0], module.weight))
+        sums.append(made)
+        if module is attention.v_proj:
+            if products:
+                engine.taps.see("qkv_matmul", layer, torch.cat(products, -1))
+            if engine.taps.wants("qkv_bias", layer):
+                engine.taps.see("qkv_bias", layer, torch.cat(sums, -1))
+            products.clear()
+            sums.clear()
+
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.register_forward_hook(after)
+    for which in "qk":
+        last = getattr(attention, f"{which}_norm", getattr(attention, f"{which}_proj"))
+
+        def heads(module: nn.Module, given: Any, made: Tensor, stage: str = f"{which}_pre_rope") -> None:
+            split = made if made.dim() == 4 else made.unflatten(-1, (-1, engine._config.head_dim))
+            engine.taps(stage, layer, split)
+
+        last.register_forward_hook(heads)
+
+
+def _by_token(found: Tensor) -> Tensor:
+    """With the batch in front, which the router of some families leaves out; traces have one text."""
+    return found if found.dim() > 2 else found[None]
+
+
+def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    """The family's own eager attention, with what goes in and what comes out seen."""
+    taps: Taps = module.firstdrift.taps
+    layer: int = module.layer_idx
+    family = sys.modules[type(module).__module__]
+    new = query.shape[2]
+    taps("q_post_rope", layer, query.transpose(1, 2))
+    taps("k_post_rope", layer, key[:, :, -new:].transpose(1, 2))
+    if taps.wants("attn_scores", layer):
+        keys = family.repeat_kv(key, module.num_key_value_groups)
+        taps.see("attn_scores", layer, torch.matmul(query, keys.transpose(2, 3)) * module.scaling)
+    mixed, weights = family.eager_attention_forward(module, query, key, value, mask, **options)
+    taps("attn_softmax", layer, weights)
+    return mixed, weights
+
+
+def _register(library: Any) -> None:
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    library.AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, eager_mask)
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Without the library's bars and warnings: what matters of them is an error here."""
+    logging = library.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(StringIO()):  # some of its bars know no other switch
+            yield
+    finally:
+        logging.set_verbosity(before)

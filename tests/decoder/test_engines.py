@@ -1,0 +1,157 @@
+"""Two engines that share no line compute the same, at every stage of every layer of every family."""
+
+import json
+
+import pytest
+
+import firstdrift as fd
+from firstdrift.decoder.config_json import FAMILIES
+from firstdrift.errors import CaptureError, WeightsError
+from firstdrift.stages import STAGES
+
+from .checkpoints import converted, directory, traced, with_config
+
+MOE = {"moe_router", "moe_router_indices", "moe_ffn_out"}
+
+
+def stages_in(trace):
+    return {record.details["stage"] for record in fd.open_trace(trace).records if "stage" in record.details}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_stage_of_a_family_is_the_librarys_to_noise(family, seed, tmp_path):
+    model = directory(tmp_path / "model", family, seed)
+    theirs = traced(model, tmp_path / "theirs", engine="transformers")
+    ours = traced(model, tmp_path / "ours")
+    result = fd.diff(tmp_path / "theirs", tmp_path / "ours")
+    assert result.verdict in ("noise", "same"), result.sentence
+    assert result.exit_code == 0  # so that no site is missing
+    assert result.coverage.compared == theirs.tensors + 1  # and the tokens
+    assert theirs.chosen == ours.chosen
+    assert stages_in(tmp_path / "ours") == set(STAGES) - (set() if family == "qwen3_moe" else MOE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3_moe"])
+def test_generation_step_by_step_is_the_librarys_and_can_be_led(family, tmp_path):
+    model = directory(tmp_path / "model", family, 1)
+    theirs = traced(model, tmp_path / "theirs", engine="transformers", generate=6)
+    ours = traced(model, tmp_path / "ours", generate=6)
+    assert theirs.chosen == ours.chosen
+    result = fd.diff(tmp_path / "theirs", tmp_path / "ours")
+    assert result.verdict in ("noise", "same"), result.sentence
+    assert result.exit_code == 0
+    assert {record.site.step for record in fd.open_trace(tmp_path / "ours").records} == set(range(6))
+
+    text = ",".join(str((token + 1) % 97) for token in ours.chosen)  # what it would not have said itself
+    for engine in ("transformers", "decoder"):
+        led = traced(model, tmp_path / f"led-{engine}", engine=engine, teacher=text)
+        assert led.asked.teacher == tuple(map(int, text.split(",")))
+        assert led.agreeing < 6
+    result = fd.diff(tmp_path / "led-transformers", tmp_path / "led-decoder")
+    assert result.verdict in ("noise", "same"), result.sentence
+    fed = fd.open_trace(tmp_path / "led-decoder")
+    tokens = [fed.array(record).tolist() for record in fed.records if record.site.phase == "input"]
+    assert tokens[1:] == [[[token]] for token in led.asked.teacher[:-1]]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_narrow_dtypes_are_computed_and_recorded_as_such(dtype, tmp_path):
+    model = directory(tmp_path / "model", "qwen2")
+    for engine in ("transformers", "decoder"):
+        traced(model, tmp_path / engine, engine=engine, dtype=dtype)
+    result = fd.diff(tmp_path / "transformers", tmp_path / "decoder")
+    assert result.verdict in ("noise", "same"), result.sentence
+    kinds = {record.dtype for record in fd.open_trace(tmp_path / "decoder").records if record.site.phase == "fwd"}
+    assert kinds == {dtype}
+
+
+def test_led_by_its_own_tokens_it_repeats_itself(tmp_path):
+    model = directory(tmp_path / "model")
+    free = traced(model, tmp_path / "free", generate=4)
+    led = traced(model, tmp_path / "led", teacher=",".join(map(str, free.chosen)))
+    assert led.chosen == free.chosen
+    assert led.agreeing == 4
+    assert fd.diff(tmp_path / "free", tmp_path / "led").verdict == "same"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe", "gemma2"])
+def test_an_apr_file_runs_through_both_engines_as_its_source_does(family, tmp_path):
+    model = directory(tmp_path / "model", family)
+    apr = converted(model, tmp_path / "model.apr")
+    traced(model, tmp_path / "directory")
+    traced(apr, tmp_path / "ours")
+    traced(apr, tmp_path / "theirs", engine="transformers")
+    assert fd.diff(tmp_path / "directory", tmp_path / "ours").verdict == "same"
+    result = fd.diff(tmp_path / "theirs", tmp_path / "ours")
+    assert result.verdict in ("noise", "same"), result.sentence
+    assert result.exit_code == 0
+
+
+PLANTED = {
+    "theta": ({"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}, "q_post_rope", "rope-theta"),
+    "eps": ({"rms_norm_eps": 1e-2}, "attn_norm", None),
+    "activation": ({"hidden_act": "relu"}, "ffn_silu", None),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_error_is_found_where_it_is_made_and_named(kind, tmp_path):
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    model = directory(tmp_path / "model", "llama", **plain, rms_norm_eps=1e-5)
+    changes, stage, label = PLANTED[kind]
+    traced(model, tmp_path / "reference")
+    traced(with_config(model, tmp_path / "other", **changes), tmp_path / "candidate", engine="transformers")
+    result = fd.diff(tmp_path / "reference", tmp_path / "candidate")
+    assert (result.verdict, result.first_drift.name) == ("drift", f"layer-0.{stage}")
+    if label:
+        assert result.first_drift.cause.label == label
+
+
+def test_weights_that_the_library_would_make_up_are_refused(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    model = directory(tmp_path / "model")
+    state = load_file(model / "model.safetensors")
+    del state["model.layers.0.self_attn.q_proj.weight"]
+    save_file(state, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        WeightsError, match=r"found no weights for 1 tensors \(model.layers.0.self_attn.q_proj.weight\)"
+    ):
+        traced(model, tmp_path / "trace", engine="transformers")
+    with pytest.raises(WeightsError, match="model.layers.0.self_attn.q_proj.weight: not present"):
+        traced(model, tmp_path / "trace", force=True)
+
+
+def test_a_rotation_that_the_library_has_not_is_refused_by_that_engine_alone(tmp_path):
+    from firstdrift.checkpoints.opening import open_checkpoint
+    from firstdrift.checkpoints.writing import write_checkpoint
+
+    model = directory(tmp_path / "model")
+    with open_checkpoint(converted(model, tmp_path / "plain.apr")) as checkpoint:
+        tensors = [(name, checkpoint.array(name)) for name in checkpoint.entries]
+        metadata = dict(checkpoint.metadata) | {"rope_type": 0}
+        write_checkpoint(tmp_path / "adjacent.apr", tensors, format="apr", metadata=metadata)
+    traced(tmp_path / "adjacent.apr", tmp_path / "ours")
+    with pytest.raises(CaptureError, match="use --engine decoder"):
+        traced(tmp_path / "adjacent.apr", tmp_path / "theirs", engine="transformers")
+
+
+def test_a_failed_run_leaves_a_trace_that_is_known_to_be_unfinished(tmp_path):
+    model = directory(tmp_path / "model")
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(fd.FirstdriftError):
+        traced(model, tmp_path / "trace")
+    assert json.loads((tmp_path / "trace" / "trace.json").read_text())["model"] == "model"
+    assert not fd.open_trace(tmp_path / "trace").complete
+
+
+def test_what_the_library_loads_and_cannot_run_is_one_sentence(tmp_path):
+    from .families import config_json, theirs
+    from .gguf_files import write_gguf
+
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "use_sliding_window": False}
+    model = theirs(config_json("qwen3", **plain, head_dim=16))  # the library takes 128 for it, whatever GGUF says
+    path = write_gguf(tmp_path / "model.gguf", model)
+    with pytest.raises(CaptureError, match="cannot run it .*; use --engine decoder"):
+        traced(path, tmp_path / "theirs", engine="transformers")
