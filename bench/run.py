@@ -3,7 +3,20 @@
 import importlib
 import sys
 
-BENCHES = ("store", "c_header", "kernels", "diff", "capture", "demo", "explain", "sweep", "weights", "weights_loading")
+BENCHES = (
+    "store",
+    "c_header",
+    "kernels",
+    "diff",
+    "capture",
+    "demo",
+    "explain",
+    "pretrain",
+    "sweep",
+    "weights",
+    "weights_loading",
+    "decoder",
+)
 
 
 def main() -> int:

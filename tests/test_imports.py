@@ -17,9 +17,11 @@ HEAVY = ("torch", "jax", "onnx", "yaml", "rich", "click", "safetensors", "ml_dty
 LAYERS = [
     {"__main__"},
     {"cli", "testing"},
+    {"pretraining"},
     {"kws"},
     {"checking", "calibration", "sweeping"},
     {"live"},
+    {"decoder"},
     {"loading"},
     {"tracing"},
     {"capture"},

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .loading.proof import Arrival as Arrival
     from .loading.proof import Loaded as Loaded
     from .opening import open_trace as open_trace
+    from .pretraining.building import build_trainer_with_init as build_trainer_with_init
     from .records import Record as Record
     from .sensitivity import Power as Power
     from .sensitivity import power as power
@@ -93,6 +94,7 @@ _HOME = {
     "WeightsError": "errors",
     "Writer": "store.writer",
     "assert_same": "comparison",
+    "build_trainer_with_init": "pretraining.building",
     "calibrate": "calibration",
     "check": "checking",
     "compare_pairs": "comparison",

@@ -20,9 +20,11 @@ COMMANDS = {
     "export": "export",
     "isolate": "isolate",
     "power": "power",
+    "pretrain": "pretrain",
     "selftest": "selftest",
     "show": "show",
     "sweep": "sweep",
+    "trace": "trace",
     "weights": "weights",
 }
 

@@ -48,10 +48,15 @@ def command(
 ) -> None:  # fmt: skip
     """List the sites of TRACE in causal order; with NAME (or a glob), show those tensors.
 
+    The directory of a training run shows what it started from, how it went, and what it left.
+
     \b
     firstdrift show run/
     firstdrift show run/ layers.3.attn --phase fwd
     """
+    if _is_run(trace):
+        _show_run(trace, as_json)
+        return
     from ..opening import open_trace
 
     opened = open_trace(trace, format=format, order=order)
@@ -72,6 +77,23 @@ def command(
         click.echo("\n".join(tensor_text(opened, record, limit) for record in chosen))
     if not opened.complete:
         click.get_current_context().exit(2)
+
+
+def _is_run(path: str) -> bool:
+    from pathlib import Path
+
+    return Path(path, "run.json").is_file() and not Path(path, "trace.json").exists()
+
+
+def _show_run(path: str, as_json: bool) -> None:
+    from pathlib import Path
+
+    from ..pretraining.showing import run_json, run_text
+
+    if as_json:
+        print_json(run_json(Path(path)))
+    else:
+        click.echo(run_text(Path(path)))
 
 
 def listing(trace: Trace, records: list[Record]) -> str:

@@ -1,0 +1,245 @@
+"""`firstdrift pretrain`: train a decoder from weights that are proven to be the ones that were given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import CaptureError, SelectionError
+from .options import debug_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from ..pretraining.preparing import Prepared, Request
+    from ..pretraining.running import Outcome, Watch
+    from ..pretraining.starting import Asked
+
+SCHEMA = "firstdrift-pretrain-v1"
+FAILED_CHECK, COULD_NOT = 1, 2
+OUT = "pretrain-run"
+SOURCES = ("data", "init", "config", "tokenizer", "device")
+
+
+@click.command("pretrain", short_help="Train a decoder, from a checkpoint or from nothing.")
+@click.option("--init", metavar="PATH|none", help="The checkpoint to start from; none for random weights.")
+@click.option("--config", metavar="FILE|PRESET", help="The architecture without --init: a config.json, or a preset.")
+@click.option("--mode", type=click.Choice(["finetune", "from-scratch"]), help="Which defaults: by --init, if not said.")
+@click.option("--data", metavar="FILE|DIR", help="Text (.txt, .md, .py, .jsonl, ...) or token shards (.npy, .bin).")
+@click.option("--tokenizer", metavar="DIR", help="tokenizer.json, or vocab.json and merges.txt; else the model's own.")
+@click.option("--out", metavar="DIR", help="Where the run goes: log, checkpoints, traces.  [default: pretrain-run]")
+@click.option("--num-steps", type=int, metavar="N", help="0 loads, evaluates and writes the checkpoint. [default: 500]")
+@click.option("--batch", type=int, metavar="N", help="Sequences at once.  [default: 16]")
+@click.option("--seq-length", type=int, metavar="N", help="Tokens of a sequence.  [default: 512]")
+@click.option("--accumulate", type=int, metavar="N", help="Batches to a step.  [default: 1]")
+@click.option("--lr", type=float, metavar="X", help="Peak of the learning rate.  [default: 5e-5, from-scratch 3e-4]")
+@click.option("--warmup", type=int, metavar="N", help="Steps up to it, then a cosine.  [default: 100, 1000]")
+@click.option("--clip", type=float, metavar="X", help="Largest norm of the gradient.  [default: 1]")
+@click.option("--weight-decay", type=float, metavar="X", help="Of matrices, not of norms and biases. [default: 0.01]")
+@click.option(
+    "--dtype", type=click.Choice(["f32", "bf16"]), help="Of the computation; weights stay f32. [default: f32]"
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="auto says what it chose.  [default: auto]")
+@click.option("--seed", type=int, metavar="N", help="Of random weights and the order of the data.  [default: 42]")
+@click.option("--eval-every", type=int, metavar="N", help="Steps between evaluations; 0 at the end. [default: 100]")
+@click.option("--val-loss-target", type=float, metavar="X", help="End there; missing it exits with 1. [2.2, 3.0]")
+@click.option("--patience", type=int, metavar="N", help="Evaluations without a better one; 0 any.  [default: 5]")
+@click.option("--checkpoint-every", type=int, metavar="N", help="Steps between checkpoints.  [default: 500]")
+@click.option("--format", type=click.Choice(["safetensors", "apr"]), help="Of checkpoints.  [default: safetensors]")
+@click.option(
+    "--resume", is_flag=False, flag_value="", metavar="[RUN]",
+    help="Go on with the run at --out, or with RUN, or from one of its checkpoints, bit for bit.",
+)  # fmt: skip
+@click.option("--trace-steps", metavar="LIST", help="Record these steps (0,100) for `firstdrift diff`.")
+@click.option("--trace-nonfinite", is_flag=True, help="Record a step whose loss is not finite.")
+@click.option("--force-under-provisioned", is_flag=True, help="Train on fewer than 10 tokens a parameter.")
+@click.option("--allow-weak-init", is_flag=True, help="Go on with weights that are hardly better than random.")
+@click.option("--force", is_flag=True, help="Replace the run at --out.")
+@click.option("--dry-run", is_flag=True, help="Check everything, and start nothing.")
+@json_option
+@debug_option
+def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Train a decoder on text, from the weights of a checkpoint (--init) or from random ones (--config).
+
+    Everything is checked before the first step, in a fixed order. At step 0 the held-out text is evaluated with the
+    given weights and with random ones: weights that are hardly better were not loaded, whatever else says so.
+
+    Exit codes: 0 trained; 1 a check failed (weak weights, a loss that is not finite, --val-loss-target missed);
+    2 could not start, or interrupted (a checkpoint is written); 3 internal error.
+
+    \b
+    firstdrift pretrain --init model.gguf --data corpus/ --tokenizer model/ --force-under-provisioned
+    firstdrift pretrain --config tiny --data tokens.bin --num-steps 2000 --out run
+    firstdrift pretrain --resume run
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise CaptureError("training needs torch; pip install 'firstdrift[decoder]'") from None
+    from ..pretraining.failures import TrainingError
+    from ..pretraining.settings import parse_steps
+    from ..pretraining.starting import Asked
+
+    asked = Asked(
+        frozenset(parse_steps(trace_steps)), given.pop("trace_nonfinite"), given.pop("allow_weak_init"),
+        given["val_loss_target"] is not None, given.pop("force"),
+    )  # fmt: skip
+    try:
+        code = (
+            _resume(resume, given, asked, dry_run, as_json)
+            if resume is not None
+            else _start(given, asked, dry_run, as_json)
+        )
+    except TrainingError as error:
+        if as_json:
+            print_json({"schema": SCHEMA, "error": str(error)})
+        click.echo(f"firstdrift: {error}", err=True)
+        code = FAILED_CHECK
+    click.get_current_context().exit(code)
+
+
+def _start(given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
+    from ..pretraining.preparing import prepare, verify
+    from ..pretraining.starting import start
+
+    out = Path(given["out"] or OUT)
+    request = _request(given)
+    prepared = prepare(request)
+    _say([*_description(prepared), *prepared.notes], as_json)
+    if dry_run:
+        verify(prepared)
+        if as_json:
+            print_json(_dry_json(prepared))
+        _say(["nothing speaks against this run; nothing was started"], as_json)
+        return 0
+    with _watching(request.settings.num_steps, as_json) as watch:
+        outcome = start(prepared, out, asked, watch, lambda gap: _say([str(gap)], as_json))
+    return _finish(out, outcome, asked.target_given, request.settings.val_loss_target, as_json)
+
+
+def _resume(path: str, given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
+    from ..pretraining.continuing import resume
+
+    if dry_run or asked.force:
+        raise SelectionError(
+            f"--{'dry-run' if dry_run else 'force'} cannot be given with --resume; leave one of them out"
+        )
+    if path and given["out"] is not None:
+        raise SelectionError(f"--resume {path} and --out {given['out']} both name a run; leave one of them out")
+    said = _settings_given(given) | {name: given[name] for name in SOURCES if given[name] is not None}
+    with ExitStack() as watched:
+        run, record, outcome = resume(
+            Path(path or given["out"] or OUT), said, asked,
+            lambda record: watched.enter_context(_watching(record.settings.num_steps, as_json)),
+            lambda checkpoint: _say([f"going on from {checkpoint}"], as_json),
+        )  # fmt: skip
+    return _finish(run, outcome, record.target_given, record.settings.val_loss_target, as_json)
+
+
+def _request(given: dict[str, Any]) -> Request:
+    from ..pretraining.preparing import Request
+    from ..pretraining.settings import Settings
+
+    init = None if given["init"] in (None, "none") else given["init"]
+    if given["data"] is None:
+        raise click.UsageError("give --data, a text or a directory of texts or token shards")
+    mode = given["mode"] or ("from-scratch" if init is None else "finetune")
+    numbers = {name: value for name, value in _settings_given(given).items() if name != "mode"}
+    return Request(
+        Settings.of(mode, **numbers), given["data"], init, given["config"], given["tokenizer"],
+        given["device"] or "auto", given["force_under_provisioned"],
+    )  # fmt: skip
+
+
+def _settings_given(given: dict[str, Any]) -> dict[str, Any]:
+    from ..pretraining.settings import Settings
+
+    names = {field.name for field in fields(Settings)}
+    return {name: value for name, value in given.items() if name in names and value is not None}
+
+
+def _finish(run: Path, outcome: Outcome, target_given: bool, target: float, as_json: bool) -> int:
+    """The summary and the exit code."""
+    from ..pretraining.running import INTERRUPTED
+    from ..pretraining.showing import run_json, run_text
+
+    missed = target_given and not (outcome.val_loss is not None and outcome.val_loss <= target)
+    if as_json:
+        print_json({**run_json(run), "schema": SCHEMA, "outcome": outcome.to_json(), "target_missed": missed})
+    else:
+        click.echo(run_text(run))
+        if outcome.tokens_per_second:
+            click.echo(f"  {outcome.seconds:.1f} s, {outcome.tokens_per_second:,.0f} tokens/s")
+    if outcome.reason == INTERRUPTED:
+        click.echo(f"firstdrift: interrupted after step {outcome.step}; go on with --resume {run}", err=True)
+        return COULD_NOT
+    if missed:
+        reached = "not known" if outcome.val_loss is None else f"{outcome.val_loss:.3f}"
+        click.echo(f"firstdrift: the validation loss is {reached}, and --val-loss-target is {target:g}", err=True)
+        return FAILED_CHECK
+    return 0
+
+
+def _description(prepared: Prepared) -> list[str]:
+    """What is about to be trained, from what and on what."""
+    from ..pretraining.budget import estimated_parameters
+
+    config, windows = prepared.config, prepared.windows
+    start = "random weights" if prepared.origin is None else f"{prepared.origin.path} ({prepared.origin.format})"
+    what = f"{prepared.stamp.architecture}, about {estimated_parameters(config):,} parameters"
+    cut = f"{len(windows.training):,} windows of {windows.length} to train on and {len(windows.held_out):,} held out"
+    return [
+        f"{prepared.stamp.name}: {what}, from {start} on {prepared.device}",
+        f"{prepared.request.data}: {windows.tokens:,} tokens, {cut}",
+    ]
+
+
+def _dry_json(prepared: Prepared) -> dict[str, Any]:
+    from ..decoder.config_json import to_config
+
+    return {
+        "schema": SCHEMA, "dry_run": True, "settings": prepared.request.settings.to_json(),
+        "config": to_config(prepared.config), "stamp": prepared.stamp.to_json(), "device": prepared.device,
+        "data": prepared.data_json(), "init": prepared.init_json(), "notes": list(prepared.notes),
+        "budget": None if prepared.budget is None else prepared.budget.to_json(),
+    }  # fmt: skip
+
+
+def _say(lines: list[str], as_json: bool) -> None:
+    for line in lines if not as_json else ():
+        click.echo(line)
+
+
+@contextmanager
+def _watching(steps: int, as_json: bool) -> Iterator[Watch]:
+    """A bar with loss, speed and the time that is left, on a terminal; evaluations as lines, if people read them."""
+    from ..pretraining.running import Watch
+
+    class Told(Watch):
+        def evaluated(self, step: int, loss: float) -> None:
+            if step:
+                _say([f"step {step}: validation loss {loss:.2f}"], as_json)
+
+    if not sys.stderr.isatty():
+        yield Told()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+        TextColumn("left"), TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=steps)
+
+        class Drawn(Told):
+            def stepped(self, step: Any, tokens_per_second: float) -> None:
+                said = f"loss {step.loss:.3f}  {tokens_per_second:,.0f} tokens/s"
+                bar.update(task, completed=step.step + 1, description=said)
+
+        yield Drawn()
