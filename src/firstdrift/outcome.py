@@ -47,8 +47,8 @@ def _missing_gradients(
         known = recorded and (site.step, site.phase, site.sample) in kinds
         if site.phase in BACKWARD_PHASES and known and site in ours and ours[site].absent is None:
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
-            pair = Pair(site, ours[site], (), "missing")
-            found.append(PairResult(pair, Verdict.DRIFT, reason, introduced_by=f"{site.name}'s backward"))
+            pair, by = Pair(site, ours[site], (), "missing"), f"{site.name or 'the model'}'s backward"
+            found.append(PairResult(pair, Verdict.DRIFT, reason, introduced_by=by))
         else:
             left.append(item)
     place = {record.site: number for number, record in enumerate(ours)}

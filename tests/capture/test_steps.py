@@ -303,3 +303,16 @@ def test_a_further_backward_pass_after_the_step_belongs_to_the_next_update(tmp_p
     found = values(tmp_path / "t")
     assert [float(found[f"grad_scaled :count{number}"][0]) for number in ("", "#1", "#2")] == [1.0, 1.0, 1.0]
     assert [float(found[f"weight_after :count{number}"][0]) for number in ("", "#1", "#2")] == [-1.0, -2.0, -3.0]
+
+
+def test_running_statistics_are_recorded_where_nobody_steps(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with fd.trace(model, tmp_path / "t"):
+        model(torch.randn(8, 4))
+        model.eval()(torch.randn(8, 4))
+    trace = fd.open_trace(tmp_path / "t")
+    after = [(r.site.step, r.site.name, r.site.port) for r in trace if r.site.phase == "weight_after"]
+    assert after == [(0, "1", port) for port in ("running_mean", "running_var", "num_batches_tracked")]
+    mean = torch.from_numpy(trace.array(fd.Site(0, "weight_after", "1", "running_mean")).copy())
+    assert torch.equal(mean, model[1].running_mean)

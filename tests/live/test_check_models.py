@@ -251,3 +251,16 @@ def test_noise_of_one_run_against_the_next_is_no_want_of_determinism():
 
 
 COUNT = iter(range(10**6))
+
+
+@pytest.mark.parametrize("loss", [None, lambda output: output.square().mean()])
+def test_a_wrong_momentum_of_running_statistics_shows_where_nobody_steps(loss):
+    def network(momentum):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Linear(8, 3))
+
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    result = fd.check(reference=network(0.1), candidate=network(0.2), inputs=(x,), loss_fn=loss, train=True)
+    first = result.first_drift
+    assert (first.phase, first.name, first.introduced_by) == ("weight_after", "1", "1's forward pass")
+    assert first.cause.label == "batchnorm-momentum"

@@ -62,8 +62,10 @@ def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -
             if optimizer is not None:
                 forcing.hand_gradients("grad")
                 optimizer.step()
-                forcing.write_updates(optimizer)
+                forcing.write_updates(optimizer.state)
                 optimizer.zero_grad(set_to_none=True)
+            else:
+                forcing.write_updates({})
     return open_trace(path)
 
 
@@ -219,11 +221,11 @@ class _Forcing:
                 self.write(Site(self.step, "grad_scaled", item.module, item.port), item.tensor.grad)
         self.hand_gradients("grad_scaled")
 
-    def write_updates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Write what the optimizer makes of them."""
+    def write_updates(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+        """Write parameters and buffers as the step leaves them, and what the optimizer remembers."""
         for item in parameters_of(self.model):
             self.write(Site(self.step, "weight_after", item.module, item.port), item.tensor)
-            for key, state in optimizer.state.get(item.tensor, {}).items():
+            for key, state in states.get(item.tensor, {}).items():
                 if isinstance(state, torch.Tensor):
                     self.write(Site(self.step, "optim", item.module, f"{item.port}.{key}"), state)
 

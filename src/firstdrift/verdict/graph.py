@@ -22,6 +22,7 @@ class Graph:
         table = reference.header.get("graph") == STAGE_TABLE
         self.kind = STAGE_TABLE if table else RECORDED if recorded else CHAIN
         self.batch = _batch(reference)
+        self._has_optimizer = reference.header.get("optimizer") is not None
         self._outputs = _ordered(pair.site for pair in pairs if pair.site.phase == "fwd")
         self._flow = _ordered(pair.site for pair in pairs if pair.site.phase == "agrad")
         samples = {site.sample for chain in self._flow.values() for site in chain} - {None}
@@ -81,10 +82,17 @@ class Graph:
         if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
             return site.name.rpartition(".")[0] or "the model itself"
         return {
-            "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name}'s backward",
+            "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name or 'the model'}'s backward",
             "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
-            "weight_after": "the optimizer",
+            "weight_after": "the optimizer" if self._is_trained(site) else f"{site.name or 'the model'}'s forward pass",
         }.get(site.phase, site.name or "the model itself")  # fmt: skip
+
+    def _is_trained(self, site: Site) -> bool:
+        """Whether a gradient was recorded of what changed; running statistics have none. Where there is none at all, a
+        run that recorded a pass and no optimizer trained nothing."""
+        if not any(phase in ("grad", "grad_scaled") for _, phase in self._phases):
+            return self._has_optimizer or not self.saw_pass(site.step)
+        return any(site._replace(phase=phase) in self._records for phase in ("grad", "grad_scaled"))
 
     def _producers(self, site: Site) -> Iterator[Site]:
         match site.phase:

@@ -13,8 +13,10 @@ from ...strict_json import Json
 from .backward import NO_GRADIENT, NOT_REQUIRED, Backward
 from .names import Parameter, parameters_of, plain_value
 from .run import Run
+from .values import is_fake, without_values
 
 Optimizer = torch.optim.Optimizer
+SMALL = 1 << 16  # elements of a buffer that is kept for a step, to see whether a pass changed it
 
 
 class Updates:
@@ -31,6 +33,7 @@ class Updates:
         self.backward = backward
         self.optimizers = tuple(optimizers)
         self.stepped: set[int] = set()  # optimizers, by id, that have stepped in this step
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}  # as the step found them, where nobody steps
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def install(self, begin_again: Callable[[], None]) -> None:
@@ -80,15 +83,38 @@ class Updates:
     def record_before(self) -> None:
         """Record parameters and buffers as a step finds them."""
         self._record("weight")
+        if not self.optimizers:
+            self._buffers = {(one.module, one.port): one.tensor.clone() for one in self._buffers_to_watch()}
 
     def end_step(self) -> None:
-        """Say of optimizers that did not step that there is nothing they saw."""
+        """Say of optimizers that did not step that there is nothing they saw; record what a pass alone changed."""
+        self._record_changed_buffers()
         for optimizer in self.optimizers if self.backward.passes else ():
             if id(optimizer) not in self.stepped:
                 for item, _ in self._of(optimizer, "grad_scaled"):
                     site = self.run.site("grad_scaled", item.module, item.port)
                     self.run.recorder.absent(site, "the optimizer did not step", order=self._order(item))
         self.stepped.clear()
+
+    def _buffers_to_watch(self) -> list[Parameter]:
+        buffers = [item for item in parameters_of(self.run.model) if item.is_buffer]
+        usual = [one for one in buffers if is_fake(one.tensor) or without_values(one.tensor) is None]
+        return [one for one in usual if one.tensor.numel() <= SMALL]
+
+    def _changed(self, item: Parameter) -> bool:
+        before = self._buffers.get((item.module, item.port))
+        if before is None or not is_fake(before):
+            return before is not None and not torch.equal(before, item.tensor)
+        owner = next((module for module, name in self.run.names.items() if name == item.module), None)
+        return owner is not None and owner.training and bool(getattr(owner, "track_running_stats", False))
+
+    def _record_changed_buffers(self) -> None:
+        """Running statistics change with every forward pass in training, whether an optimizer steps or not."""
+        for item in parameters_of(self.run.model) if self._buffers else ():
+            if self._changed(item) and self.run.takes("weight_after", item.module):
+                site = self.run.site("weight_after", item.module, item.port)
+                self.run.put_value(site, item.tensor, order=self._order(item), aliases=list(item.aliases) or None)
+        self._buffers = {}
 
     def _record(self, phase: str) -> None:
         groups = {id(p): group for o in self.optimizers for group in o.param_groups for p in group["params"]}

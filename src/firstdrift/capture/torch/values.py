@@ -112,11 +112,16 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
         raise NotComparableError(f"not comparable: dtype {dtype}") from None
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor only counts what a trace would hold."""
+    return isinstance(tensor, FakeTensor)
+
+
 def without_values(tensor: torch.Tensor) -> str | None:
     """Why a tensor has no values that could be stored; None if it has."""
     if is_lazy(tensor):
         return "not initialized yet"
-    if tensor.is_meta or isinstance(tensor, FakeTensor):
+    if tensor.is_meta or is_fake(tensor):
         return "on the meta device, which holds shapes and no values"
     if tensor.layout != torch.strided:
         return f"a sparse tensor ({str(tensor.layout).removeprefix('torch.')}); make it dense to have it compared"
