@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..errors import FormatError
 from ..strict_json import Json
 from .apr.metadata import KEYS, is_valid
 from .checkpoint import Checkpoint
@@ -32,6 +33,11 @@ FIELDS = (
     Field("head_dim", "attention.key_length", "head_dim"),
     Field(DECLARED, None, DECLARED),
 )
+FURTHER = {
+    "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length",
+}  # fmt: skip
 # Model types of Hugging Face whose GGUF architecture has another name.
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 _NOT_CARRIED = ("general.file_type", "general.quantization_version", "general.alignment")  # of the file, not the model
@@ -88,12 +94,42 @@ def _for_gguf(checkpoint: Checkpoint) -> dict[str, Json]:
     architecture = about.get("architecture") or checkpoint.metadata.get("model_type")
     architecture = ARCHITECTURES.get(str(architecture), architecture)
     said = {field.gguf: about[field.apr] for field in FIELDS if field.gguf and field.apr in about}
+    if "general.architecture" not in checkpoint.metadata:
+        said |= _further(checkpoint, about)
     own = {key: value for key, value in checkpoint.metadata.items() if "." in key and key not in _NOT_CARRIED}
     return {
         "general.architecture": architecture,
         **{f"{architecture}.{key}": value for key, value in said.items()},
         **{key: value for key, value in own.items() if key not in KEYS and value is not None},
     }
+
+
+def _further(checkpoint: Checkpoint, about: Mapping[str, Json]) -> dict[str, Json]:
+    """What else of a config.json changes what the model computes; what GGUF has no key for is refused, because the
+    file would be of another model."""
+    said = checkpoint.metadata
+    found = {key: said[name] for name, key in FURTHER.items() if said.get(name) is not None}
+    if said.get("use_sliding_window") is False:
+        found.pop(FURTHER["sliding_window"], None)
+    rope = said.get("rope_parameters") or said.get("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "linear":
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.get("factor")}
+    elif kind != "default":
+        raise FormatError(f"{checkpoint.path}: GGUF has no keys for RoPE scaling {kind!r}; convert to another format")
+    part, size = rope.get("partial_rotary_factor", said.get("partial_rotary_factor")), about.get("head_dim")
+    if isinstance(part, int | float) and part != 1:
+        if not isinstance(size, int):
+            raise FormatError(f"{checkpoint.path}: rotates {part} of a head and says no head_dim; add it there")
+        found["rope.dimension_count"] = int(size * part)
+    scalar = said.get("query_pre_attn_scalar")
+    if scalar is not None and scalar != size:
+        raise FormatError(
+            f"{checkpoint.path}: GGUF has no key for a query_pre_attn_scalar of {scalar} where heads have {size} "
+            "dimensions; convert to another format"
+        )
+    return found
 
 
 def _rope(said: Mapping[str, Json]) -> Json:

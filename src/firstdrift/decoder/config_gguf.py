@@ -35,6 +35,8 @@ def config_of_gguf(checkpoint: Checkpoint) -> dict[str, Json]:
         value = said.get(f"{architecture}.{spelled}")
         if value is not None:
             config[key] = value
+    if family == "llama" and config.get("sliding_window"):
+        config["model_type"] = "mistral"  # which GGUF calls llama; a window is all that tells them apart
     if EMBEDDING in names:
         config.setdefault("vocab_size", names[EMBEDDING].shape[0])
     config.setdefault("head_dim", _quotient(config.get("hidden_size"), config.get("num_attention_heads")))

@@ -88,7 +88,8 @@ def read_architecture(path: str | PathLike[str]) -> Architecture:
     the tensor names (FALSIFY-INIT-ARCH-MATCH-001).
     """
     path = Path(path)
-    if path.name.endswith(".json") or (path.is_dir() and not _weights_in(path)):
+    is_config = path.name.endswith(".json") and not path.name.endswith(".index.json")
+    if is_config or (path.is_dir() and not _weights_in(path)):
         return _of_config(path / CONFIG if path.is_dir() else path)
     try:
         checkpoint = open_checkpoint(path)
