@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -12,6 +12,7 @@ from .compare.pairs import Alignment, Pair, Unmatched
 from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from .compare.storage import STORED_DIFFERENTLY
 from .sites import BACKWARD_PHASES, Site
+from .strict_json import Json
 from .traces import Trace
 from .verdict.graph import Graph
 from .verdict.introduced import AMPLIFIED, REFERENCE_OFF
@@ -118,13 +119,30 @@ def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
 
 
 def _vouched_for(result: PairResult, judged: Sequence[PairResult]) -> bool:
-    """One optimizer updates all parameters: where it was judged on others, one that shows nothing leaves no doubt."""
+    """An optimizer updates all parameters of a group alike: where it was judged on others with the same settings, one
+    that shows nothing leaves no doubt."""
     step, phase = result.site.step, result.site.phase
     return phase == "weight_after" and any(
         other.verdict in CLEAN
         and other.measurement is not None
         and (other.site.step, other.site.phase) == (step, phase)
+        and _settings(other) == _settings(result)
         for other in judged
+    ) and not _set_otherwise(*_settings(result)[:2])  # fmt: skip
+
+
+def _settings(result: PairResult) -> list[Mapping[str, Json]]:
+    """What both sides recorded of the optimizer's settings for a parameter."""
+    said = [record.details.get("attrs") for record in (result.pair.reference, *result.pair.candidate)]
+    return [one if isinstance(one, Mapping) else {} for one in said]
+
+
+def _set_otherwise(ours: Mapping[str, Json], theirs: Mapping[str, Json]) -> bool:
+    """Whether a number that both sides recorded is not the same, be it too small a difference to show."""
+    return any(
+        isinstance(value, int | float | list) and not isinstance(value, bool) and theirs[key] != value
+        for key, value in ours.items()
+        if key in theirs
     )
 
 

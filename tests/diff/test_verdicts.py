@@ -687,3 +687,85 @@ def test_what_an_optimizer_remembers_of_a_doubtful_gradient_is_doubtful(tmp_path
 
     assert diffed(tmp_path / "1", run(None, 0, 1.0), run(5, 3e-3, 1.001)).verdict == "inconclusive"
     assert diffed(tmp_path / "2", run(None, 0, 1.0), run(5, 0, 1.001)).first_drift.phase == "weight_after"
+
+
+def test_what_follows_from_a_gradient_that_the_candidate_lacks_is_inherited(tmp_path):
+    ours = {"fwd a": A, "fwd b": A, "agrad b": A, "agrad a": B, "grad b": A}
+    result = diffed(tmp_path, ours, ours | {"agrad b": None, "agrad a": -B})
+    found = verdicts(result)
+    assert (found["agrad b"], found["agrad a"]) == ("drift", "inherited")
+
+
+def test_where_nothing_is_finite_on_both_sides_nothing_can_be_said(tmp_path):
+    ours, theirs = np.full((8, 16), np.nan, np.float32), np.full((8, 16), -np.nan, np.float32)
+    result = diffed(tmp_path, {"fwd a": A, "fwd b": ours}, {"fwd a": A, "fwd b": theirs})
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
+    assert result.pairs[1].reason == "no element is finite on both sides"
+
+
+@pytest.mark.parametrize(("size", "code"), [(2e-3, 0), (8e-3, 1)])
+def test_an_update_is_judged_as_a_whole(tmp_path, size, code):
+    """What rounding leaves of an update sits in the elements that have next to no gradient."""
+    weight, update = normal(32, 32) * 10, normal(32, 32, seed=2) * np.float32(1e-3)
+    off = update.copy()
+    off[3] *= 1 + size * 32**0.5  # as large, by norm, as `size` everywhere
+    before = {"weight a": weight}
+    ours = before | {"weight_after a": weight + update}
+    assert diffed(tmp_path, ours, before | {"weight_after a": weight + off}).exit_code == code
+
+
+def test_a_container_inherits_nothing_from_another_step(tmp_path):
+    steps = {f"{step}/fwd {name}": value for step in (0, 1) for name, value in (("block.fc", A), ("block", B))}
+    result = diffed(tmp_path, steps, steps | {"0/fwd block.fc": -A, "0/fwd block": -B, "1/fwd block": -B})
+    assert [str(pair.verdict) for pair in result.pairs] == ["drift", "inherited", "same", "drift"]
+
+
+def test_a_truth_allows_what_inputs_explain(tmp_path):
+    exact = {f"fwd {name}": normal(64, 64, seed=n, dtype=np.float64) for n, name in enumerate("ab")}
+    ours = {name: value.astype(np.float32) for name, value in exact.items()}
+    theirs = {
+        name: noisy(value, size).astype(np.float32)
+        for (name, value), size in zip(exact.items(), (1e-6, 4e-6), strict=True)
+    }
+    record(tmp_path / "t", exact)
+    result = diffed(tmp_path, ours, theirs, truth=tmp_path / "t")
+    assert (result.verdict, result.exit_code) == ("noise", 0), result.sentence
+    assert "as close to the truth" in result.pairs[1].reason
+
+
+def test_a_few_choices_among_many_may_be_near_ties(tmp_path):
+    ids = np.arange(200)
+    other = ids.copy()
+    other[:6] = other[:6][::-1]
+    result = diffed(tmp_path, {"fwd x": A, "fwd ids": ids}, {"fwd x": noisy(A), "fwd ids": other})
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
+
+
+def test_a_weight_behind_a_value_that_is_not_finite_is_no_layout(tmp_path):
+    broken = noisy(A)
+    broken[2, 3] = np.nan
+    result = diffed(tmp_path, {"weight a": A, "fwd a": A}, {"weight a": noisy(A, 1e-4), "fwd a": broken})
+    assert (result.first_drift.phase, verdicts(result)["fwd a"]) == ("weight", "inherited")
+
+
+def test_what_is_rounded_behind_a_drift_is_not_named_apart(tmp_path):
+    rounded = B.astype(ml_dtypes.bfloat16).astype(np.float32)
+    result = diffed(tmp_path, {"fwd a": A, "fwd b": B}, {"fwd a": A * np.float32(1 + 1e-5), "fwd b": rounded})
+    assert verdicts(result) == {"fwd a": "drift", "fwd b": "inherited"}
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(3e-3, "inconclusive"), (0, "drift")])
+def test_the_state_of_an_optimizer_that_remembers_a_doubtful_gradient_is_doubtful(tmp_path, error, verdict):
+    state = normal(32, 16, seed=6)
+    ours = parameters_only(None, steps=2) | {"1/optim fc1:weight.exp_avg": state}
+    theirs = parameters_only(5, error, steps=2) | {"1/optim fc1:weight.exp_avg": state * np.float32(1.001)}
+    assert diffed(tmp_path, ours, theirs).verdict == verdict
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(3e-3, "inconclusive"), (0.3, "drift")])
+def test_a_gradient_that_is_recorded_as_the_optimizer_sees_it_alone_may_hide_a_flip_too(tmp_path, error, verdict):
+    ours, theirs = (
+        {key.replace("grad", "grad_scaled"): value for key, value in sites.items()}
+        for sites in (parameters_only(None), parameters_only(5, error))
+    )
+    assert diffed(tmp_path, ours, theirs).verdict == verdict

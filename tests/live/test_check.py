@@ -195,15 +195,21 @@ def test_what_is_different_for_the_candidate_is_judged_where_it_acts(ids, change
     assert result.first_drift.phase == phase
 
 
-@pytest.mark.parametrize("rate", [1e-3, 1e-7])
-def test_a_wrong_step_is_found_however_small_it_is(ids, rate):
-    reference, candidate = nets()
+@pytest.mark.parametrize(
+    ("dtype", "rate", "factor"), [(torch.float64, 1e-3, 1.01), (torch.float64, 1e-7, 1.01), (torch.float32, 3e-5, 1.1)]
+)
+def test_a_wrong_step_is_found_however_small_it_is_beside_the_weights(ids, dtype, rate, factor):
+    reference, candidate = (model.to(dtype) for model in nets())
     result = fd.check(
-        reference=reference.double(), candidate=candidate.double(), inputs=(ids,), loss_fn=cross_entropy, target=ids,
+        reference=reference, candidate=candidate, inputs=(ids,), loss_fn=cross_entropy, target=ids,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=rate),
-        candidate_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.01 * rate),
+        candidate_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=factor * rate),
     )  # fmt: skip
     assert result.first_drift.phase == "weight_after", result.sentence
+    steps = {
+        str(pair.verdict) for pair in result.pairs if (pair.site.phase, pair.site.name) == ("weight_after", "head")
+    }
+    assert steps == {"drift"}
 
 
 def test_inputs_are_a_tensor_or_a_list_or_names_and_those_of_the_candidate_may_be_empty(ids):
@@ -707,3 +713,68 @@ class _Elsewhere(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return gradient[..., None] * (x == x.amin(-1, keepdim=True))
+
+
+def test_a_table_that_was_never_registered_follows_into_float64():
+    class Tabled(nn.Module):
+        def __init__(self, eps):
+            super().__init__()
+            self.inner, self.norm = nn.Linear(8, 8), nn.LayerNorm(8, eps=eps)
+            self.table = torch.randn(8, 8, generator=torch.Generator().manual_seed(3)).bfloat16()
+
+        def forward(self, x):
+            return self.norm(self.inner(x) @ self.table)
+
+    torch.manual_seed(0)
+    reference, candidate = Tabled(1e-5).bfloat16(), Tabled(2e-5).bfloat16()
+    result = fd.check(reference=reference, candidate=candidate, inputs=torch.randn(4, 8).bfloat16(), load="reference")
+    assert where(result) == ("fwd", "norm", "out"), result.sentence
+    assert not any("could not be run in float64" in note for note in result.notes)
+
+
+def test_a_tensor_that_is_made_on_the_way_is_made_in_float64():
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.inner(x) @ torch.eye(8)
+
+    torch.manual_seed(0)
+    result = fd.check(reference=Made(), candidate=Made(), inputs=torch.randn(4, 8), load="reference")
+    assert (result.verdict, result.notes) == ("same", ())
+
+
+class Kernel(nn.Module):
+    """A linear layer whose parameters have other names."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.kernel, self.offset = nn.Parameter(torch.empty(after, before)), nn.Parameter(torch.empty(after))
+
+    def forward(self, x):
+        return F.linear(x, self.kernel, self.offset)
+
+
+def test_parameters_and_activations_of_other_names_are_matched_in_every_phase():
+    torch.manual_seed(0)
+    reference = nn.Sequential()
+    for name, part in (("fc", nn.Linear(6, 8)), ("act", nn.GELU()), ("out", nn.Linear(8, 3))):
+        reference.add_module(name, part)
+    candidate = nn.Sequential()
+    for name, part in (("first", Kernel(6, 8)), ("gelu", nn.GELU("tanh")), ("last", Kernel(8, 3))):
+        candidate.add_module(name, part)
+
+    def load(ours, theirs):
+        theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(torch.randn(5, 6),), load=load,
+        loss_fn=lambda y: y.square().mean(), train=True,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    )  # fmt: skip
+    assert where(result) == ("fwd", "act", "out"), result.sentence
+    assert not result.reference_only
+    seen = {(pair.site.name, pair.site.port) for pair in result.pairs if pair.site.phase == "optim"}
+    assert ("fc", "weight.momentum_buffer") in seen

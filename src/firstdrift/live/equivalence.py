@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from ..sites import Site
+from ..verdict.flips import in_few_places
 from ..verdict.introduced import introduced
-from .examining import FLOAT32, Examination, Replays, compared
+from .examining import Examination, Replays, compared
 from .forcing import Plan
 
 NOTHING = 1e-12  # relative: what rounding leaves in float64
@@ -34,12 +35,26 @@ def equivalent_parts(
         plan = Plan(opaque=level.__contains__, own_weight=partial(_outside, parts=frozenset(level)))
         replays = examination.again(f"opaque-{depth}", plan)
         for name in sorted(level):
-            seen = [replays.introduced_at(site, FLOAT32) for site in outputs[name]]
+            seen = [replays.introduced_at(site, examination.stored_floor) for site in outputs[name]]
             clean = bool(seen) and all(one is not None and not one.beyond_noise for one in seen)
             inner = [site for site in drifts if _holds(name, site)]
             if clean and _matters(examination, replays, inner[0], name, outputs[name]):
                 found.append(name)
-    return found
+    return _same_as_run(examination, found, outputs) if found and examination.precise is not None else found
+
+
+def _same_as_run(examination: Examination, parts: Sequence[str], outputs: Mapping[str, Sequence[Site]]) -> list[str]:
+    """The parts that are the reference's as they are run too: what shows there alone is no matter of layout."""
+    plan = Plan(opaque=frozenset(parts).__contains__, own_weight=partial(_outside, parts=frozenset(parts)))
+    replays = examination.again_as_run(plan)
+
+    def differs(site: Site) -> bool:
+        own = replays.introduced_at(site, examination.coarse_floor)
+        both = compared(replays.exact, replays.candidate, site)
+        beyond = own is not None and own.beyond_noise and both is not None
+        return beyond and not (own is not None and both is not None and in_few_places(*both, own.limit))
+
+    return [name for name in parts if not any(differs(site) for site in outputs[name])]
 
 
 def is_inside(name: str, part: str) -> bool:
@@ -64,12 +79,12 @@ def _matters(examination: Examination, whole: Replays, site: Site, part: str, ou
     name = f"alone-{len(list(examination.folder.iterdir()))}"
     alone = examination.again(name, plan)
     effects = [
-        introduced(*both, FLOAT32, None, alone.how).error
+        introduced(*both, examination.stored_floor, None, alone.how).error
         for other in outputs
         if (both := compared(whole.exact, alone.exact, other)) is not None
     ]
     without_effect = site.phase == "weight" and all(effect <= NOTHING for effect in effects)
-    return any(effect > FLOAT32 for effect in effects) or without_effect
+    return any(effect > examination.stored_floor for effect in effects) or without_effect
 
 
 def _around(site: Site, outputs: Mapping[str, Sequence[Site]]) -> list[str]:

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
 import torch
 
 from .._kernels import measure
@@ -15,10 +16,10 @@ from ..compare.measuring import Measured
 from ..dtypes import UNIT_ROUNDOFF, roundoff
 from ..sites import Site
 from ..traces import Array, Trace
-from ..verdict.flips import in_few_places
+from ..verdict.flips import MOST, in_few_places
 from ..verdict.graph import Graph
 from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
-from ..verdict.ladder import LONG_LIMIT
+from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.limits import Limits
 from .forcing import Plan, replay
 from .matching import Names
@@ -27,6 +28,7 @@ from .sides import Side, record
 
 FLOAT32 = LONG_LIMIT * UNIT_ROUNDOFF["f32"]  # what one operation of two correct float32 implementations may differ by
 IN_FLOAT64, AS_RUN = "in float64", "as run"
+SHORT_TIES = 0.25  # of all choices, those that a 16-bit format may decide otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Examination:
     precise: Replays | None
     precise_reference: Trace | None
     notes: tuple[str, ...]
+    plan: Plan | None = None  # of the replays
     layouts: tuple[str, ...] = ()  # modules whose outputs were put back into the reference's layout
 
     def introduced(self, measured: Sequence[Measured], graph: Graph) -> dict[Site, Introduced]:
@@ -140,7 +143,7 @@ class Examination:
             return []
         place = Path(mkdtemp(prefix="truth-", dir=self.folder)) / "truth"
         try:
-            truth = replay(self.reference.as_exact(), self.precise.candidate, place)
+            truth = replay(self.reference.as_exact(), self.precise.candidate, place, self.plan)
         except (RuntimeError, TypeError, NotImplementedError):
             return []  # code that insists on a shorter format cannot say what it means without
         against = replace(self.precise, exact=truth, plain=(truth, truth))
@@ -161,7 +164,12 @@ class Examination:
         """Whether an error that is not there in float64 sits in few places: a decision was taken inside a module,
         between near-ties, that replays cannot force."""
         both = compared(self.as_run.exact, self.as_run.candidate, site)
-        return own.beyond_noise and isfinite(own.error) and both is not None and in_few_places(*both, own.limit)
+        if both is None or not own.beyond_noise or not isfinite(own.error):
+            return False
+        if both[0].dtype.kind in "iu":  # a choice: in a short format, many are between near-ties
+            most = SHORT_TIES if is_short(torch.finfo(dtype_of(self.candidate.model)).eps / 2) else MOST
+            return float(np.mean(both[0] != both[1])) <= most
+        return in_few_places(*both, own.limit)
 
     def floor(self, item: Measured, local: float) -> float:
         """What an operation may add by itself; a tensor that is shorter than the candidate's weights, and than the
@@ -180,7 +188,26 @@ class Examination:
         precise = self.precise
         if precise is not None:
             precise = replays(self.reference, torch.float32, precise.candidate, folder, IN_FLOAT64, plan)
-        return replace(self, as_run=as_run, precise=precise)
+        return replace(self, as_run=as_run, precise=precise, plan=plan)
+
+    @property
+    def coarse_floor(self) -> float:
+        """What an operation may add by itself in the dtype that the candidate runs in."""
+        dtype = dtype_of(self.candidate.model)
+        return FLOAT32 * float(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps)
+
+    @property
+    def stored_floor(self) -> float:
+        """How far two ways to store a function may be apart: weights that are folded into others, or turned with them,
+        are rounded once more to the dtype they are stored in."""
+        unit = torch.finfo(dtype_of(self.candidate.model)).eps / 2
+        return SHORT_LIMIT * unit if is_short(unit) else FLOAT32
+
+    def again_as_run(self, plan: Plan) -> Replays:
+        """The replays of what was run as it is, with something else forced."""
+        folder = Path(mkdtemp(prefix="as-run-", dir=self.folder))
+        dtype = dtype_of(self.candidate.model)
+        return replays(self.reference, dtype, self.as_run.candidate, folder, AS_RUN, plan)
 
     def again(self, name: str, plan: Plan) -> Replays:
         """One more replay, with something else forced."""

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ..capture.torch.names import modules_of, numbered_arguments, parameters_of
+from ..capture.torch.updates import steps_under_way
 from ..capture.torch.values import NotComparableError, array_of, leaves, outputs
 from ..opening import open_trace
 from ..sites import Site
@@ -48,7 +49,7 @@ def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -
     with Writer(path) as writer, randomness_kept(), side.environment():
         forcing = _Forcing(model, candidate, writer, plan or Plan(), side.sites)
         if optimizer is not None:
-            optimizer.register_step_pre_hook(lambda *said: forcing.see_gradients())
+            optimizer.register_step_pre_hook(lambda one, *said: forcing.see_gradients(one))
         for step in range(side.steps):
             forcing.begin_step(step)
             side.begin_step()
@@ -214,8 +215,10 @@ class _Forcing:
             if given is not None:
                 item.tensor.grad = given
 
-    def see_gradients(self) -> None:
+    def see_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Write what the optimizer is handed, after whatever clips it, and hand it what the candidate's saw."""
+        if steps_under_way(optimizer) > 1:  # its step has called that of the class it extends
+            return
         for item in parameters_of(self.model):
             if item.tensor.grad is not None:
                 self.write(Site(self.step, "grad_scaled", item.module, item.port), item.tensor.grad)

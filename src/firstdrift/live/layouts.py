@@ -120,7 +120,7 @@ def seen_through(
     undone = _undone(examination.as_run.candidate, ours, layouts, carried, outputs)
     dtype = dtype_of(examination.candidate.model)
     as_run = replays(examination.reference, dtype, undone, folder, examination.as_run.how, plan)
-    return replace(examination, precise=precise, as_run=as_run, layouts=tuple(layouts))
+    return replace(examination, precise=precise, as_run=as_run, plan=plan, layouts=tuple(layouts))
 
 
 def _layouts(

@@ -106,10 +106,11 @@ def settle(
     drifted: dict[Site, str] = {}  # forward drifts so far, and who made them
     for result in judged:
         own = found.get(result.site)
-        if result.site in excused and result.verdict is not Verdict.SAME:
+        if result.site in excused:  # what is bit-equal there is so because the layout was undone before it
             error = None if own is None else own.error
-            reason = excused[result.site]
-            result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced=error, introduced_by=None)
+            if result.verdict is not Verdict.SAME:
+                result = replace(result, verdict=Verdict.NOISE, reason=excused[result.site], introduced_by=None)
+            result = replace(result, introduced=error)
         elif own is not None:
             result = _decided(result, own, graph, results, drifted)
         results[result.site] = result

@@ -33,7 +33,6 @@ from .noise import WORST_OF_MANY
 from .precision import NAMES, coarser_grid
 from .rungs import coarser_rung
 
-HEARINGS = 4  # of a run whose weights are stored in other ways
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
 _OF_WEIGHTS = ("grad", "grad_scaled", "optim", "weight_after")
@@ -49,17 +48,15 @@ def judge(
     `load` fetches both tensors of a pair again, to look for flips; `truths` are what a float64 run says of pairs.
     """
     court = _Court(measured, graph, load, truths or {})
-    for _ in range(HEARINGS):
+    while True:
         court.hear_all()
         settled = court.settled | court.settled_weights()
-        inside, whole = other_layouts(court.results, court.limits, graph)
-        if settled == court.settled and not inside:
+        inside, whole = other_layouts(court.results, court.limits, graph, load)
+        if settled == court.settled and inside.keys() <= court.inside.keys():
             break
         # Heard again, everything behind these is judged with the candidate's own weights and layouts.
         inside, whole = {**court.inside, **inside}, {**court.whole, **whole}
         court = _Court(measured, graph, load, truths or {}, settled, inside, whole)
-    else:
-        court.hear_all()
     court.settle_edges()
     return [court.results[item.pair.site] for item in measured]
 
@@ -120,6 +117,8 @@ class _Court:
             return self.in_other_layout(judged, layout)
         if pair.site.phase in ("input", "weight") and not producers:
             return self.precondition(judged, item)
+        if pair.site.phase == "weight" and not dirty and any(self.is_left_by(judged.pair, site) for site in producers):
+            return replace(judged, verdict=Verdict.NOISE, reason="as the step before left it")
         if not measurement.nonfinite_agree:
             return self.blame(judged, dirty, _nonfinite(measurement))
         if item.is_integer:
@@ -286,6 +285,10 @@ class _Court:
             judged, verdict=Verdict.INCONCLUSIVE,
             reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
         )  # fmt: skip
+
+    def is_left_by(self, pair: Pair, before: Site) -> bool:
+        """Whether a weight is what an update, which was judged as such, left: then it has no error of its own."""
+        return before.phase == "weight_after" and self.is_handed_on(self.load(pair), before)
 
     def is_handed_on(self, values: tuple[Array, Array], producer: Site) -> bool:
         """Whether both sides took their values from another site, unchanged."""

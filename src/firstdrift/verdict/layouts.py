@@ -4,26 +4,33 @@ and no drift."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
 
 import numpy as np
 
+from ..compare.pairs import Pair
 from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .graph import Graph
+from .ladder import is_short
 from .limits import Limits
 from .noise import GAIN_MARGIN
 
 LAYOUT = "stored or computed in another layout"
+AGREES = "as a whole agrees"
 MADE_UP_FOR = 1000.0  # how many times larger a difference inside must be than what is left of it outside
+IN_SIGHT = 0.125  # of a tensor: a difference that large shows in every format, however few steps that has
 
 Results = Mapping[Site, PairResult]
+Load = Callable[[Pair], tuple[Array, Array]]
 
 
-def other_layouts(results: Results, limits: Limits, graph: Graph) -> tuple[dict[Site, str], dict[Site, str]]:
+def other_layouts(
+    results: Results, limits: Limits, graph: Graph, load: Load
+) -> tuple[dict[Site, str], dict[Site, str]]:  # fmt: skip
     """The sites inside parts that agree as a whole, and the outputs of these parts, each with the reason in words."""
     outputs: dict[str, list[PairResult]] = {}
     for result in results.values():
@@ -36,9 +43,10 @@ def other_layouts(results: Results, limits: Limits, graph: Graph) -> tuple[dict[
         if not any(_holds(part, result.site) for part in parts):
             # With equal weights it is the operation that differs, even where a norm or a pool behind it hides that.
             around = (n for n in _around(result.site) if n in outputs and any(_holds(n, weight) for weight in weights))
-            parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits)][:1]
+            parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits, load)][:1]
     inside = {site: _reason(part) for site in results for part in parts if _holds(part, site)}
-    inside |= _likewise(results, drifts, inside)
+    if not parts:  # else what follows from them is looked at first: a part that agrees by itself needs no other
+        inside |= _likewise(results, drifts)
     whole = {result.site: _reason(part) for part in parts for result in outputs[part]}
     for name in dict.fromkeys(site.name for site in weights if site not in inside):
         if readers := _undone_by(name, outputs, results, limits, graph):
@@ -60,10 +68,25 @@ def _undone_by(
     behind = [result for reader in readers for result in outputs.get(reader, ())]
     if not made or not behind or not all(reader in outputs for reader in readers):
         return []
-    if any((result.error or 0.0) > limits.local(limits.items[result.site], []) for result in (*fed, *behind)):
+    local = {result.site: limits.local(limits.items[result.site], []) for result in (*fed, *behind)}
+    if any((result.error or 0.0) > local[result.site] and result.verdict not in CLEAN for result in fed):
         return []
-    left = max(max(result.error or 0.0, roundoff(result.pair.reference.dtype)) for result in behind)
-    return readers if all((result.error or 0.0) >= MADE_UP_FOR * left for result in made) else []
+    entered = max((result.error or 0.0 for result in fed), default=0.0)
+    passed = GAIN_MARGIN * entered if any((result.error or 0.0) > local[result.site] for result in fed) else 0.0
+    if any((result.error or 0.0) > local[result.site] + passed for result in behind):
+        return []
+    return readers if all(_outweighs(one, left, left.error or 0.0) for one in made for left in behind) else []
+
+
+def _outweighs(drift: PairResult, output: PairResult, left: float) -> bool:
+    """Whether a difference is so much larger than what is left of it in an output that something made up for it.
+
+    A short format has too few steps to show that a difference is a thousand times smaller: what is left is its own
+    rounding, against which a difference must still be plain to see.
+    """
+    unit = roundoff(output.pair.reference.dtype, output.pair.candidate[0].dtype)
+    times = min(MADE_UP_FOR, IN_SIGHT / unit) if unit else MADE_UP_FOR
+    return (drift.error or 0.0) >= times * max(left, unit)
 
 
 def _is_between(site: Site, name: str, readers: Sequence[str]) -> bool:
@@ -77,15 +100,15 @@ def _undone(readers: Sequence[str]) -> str:
     return f"{LAYOUT}; {', '.join(readers)} makes up for it"
 
 
-def _likewise(results: Results, drifts: Sequence[PairResult], inside: Mapping[Site, str]) -> dict[Site, str]:
+def _likewise(results: Results, drifts: Sequence[PairResult]) -> dict[Site, str]:
     """Weights that differ at the same place of other layers as some that are known to be a layout: where something
     else is wrong around them, they cannot be told from it by what comes out."""
-    known = {_place(site) for site in inside if site.phase == "weight" and results[site].verdict is Verdict.DRIFT}
+    known = {_place(site) for site, r in results.items() if site.phase == "weight" and r.reason.endswith(AGREES)}
     alike = {r.site.name for r in drifts if r.site.phase == "weight" and _place(r.site) in known}
     return {
         site: f"{LAYOUT}, as in other layers"
         for site in results
-        if site not in inside and site.name in alike and not site.port.startswith("in.")
+        if site.name in alike and not site.port.startswith("in.")
     }
 
 
@@ -102,11 +125,11 @@ def same_numbers(ours: Array, theirs: Array, limit: float) -> bool:
 
 
 def _reason(part: str) -> str:
-    return f"{LAYOUT}; {part or 'the model'} as a whole agrees"
+    return f"{LAYOUT}; {part or 'the model'} {AGREES}"
 
 
 def _makes_up(
-    part: str, outputs: Iterable[PairResult], drift: PairResult, results: Results, limits: Limits
+    part: str, outputs: Iterable[PairResult], drift: PairResult, results: Results, limits: Limits, load: Load
 ) -> bool:  # fmt: skip
     """Whether a part's outputs agree, and would not if nothing made up for the drift."""
     fed = [
@@ -122,11 +145,25 @@ def _makes_up(
             return False
         item = limits.items[result.site]
         noise = limits.local(item, []) * sqrt(max(1, steps))
+        if result.error > noise + GAIN_MARGIN * entered or not _outweighs(drift, result, result.error):
+            return False
         unit = roundoff(result.pair.reference.dtype, result.pair.candidate[0].dtype)
-        left = max(result.error, unit)
-        if result.error > noise + GAIN_MARGIN * entered or not (drift.error or 0.0) >= MADE_UP_FOR * left:
+        if is_short(unit) and not _outweighs(drift, result, result.error * _dilution(result, fed, load)):
             return False
     return True
+
+
+def _dilution(output: PairResult, fed: Sequence[PairResult], load: Load) -> float:
+    """How many times larger a part's output is than what the part adds to its input: behind a residual, an error of a
+    short format's rounding may be all that the part does."""
+    made = np.asarray(load(output.pair)[0], np.float64)
+    most = 1.0
+    for one in fed:
+        read = load(one.pair)[0]
+        if read.shape == made.shape and read.dtype.kind == made.dtype.kind:
+            added = float(np.linalg.norm(made - np.asarray(read, np.float64)))
+            most = max(most, float(np.linalg.norm(made)) / added if added else np.inf)
+    return most
 
 
 def _around(site: Site) -> list[str]:

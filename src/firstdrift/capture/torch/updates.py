@@ -45,7 +45,7 @@ class Updates:
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer is about to step."""
-        if _steps_under_way(optimizer) > 1:  # its step has called that of the class it extends
+        if steps_under_way(optimizer) > 1:  # its step has called that of the class it extends
             return
         if id(optimizer) in self.stepped:
             self._begin_again()
@@ -54,7 +54,7 @@ class Updates:
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer has stepped."""
-        if _steps_under_way(optimizer) > 1:
+        if steps_under_way(optimizer) > 1:
             return
         if self.run.recording and _sees_later(optimizer, args, kwargs):
             self._see(optimizer)
@@ -73,7 +73,7 @@ class Updates:
     @property
     def stepping(self) -> bool:
         """Whether an optimizer's step is running, whose closure may call the model again and again."""
-        return any(_steps_under_way(optimizer) for optimizer in self.optimizers)
+        return any(steps_under_way(optimizer) for optimizer in self.optimizers)
 
     @property
     def over(self) -> bool:
@@ -185,7 +185,7 @@ def _is_number(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.numel() == 1
 
 
-def _steps_under_way(optimizer: Optimizer) -> int:
+def steps_under_way(optimizer: Optimizer) -> int:
     """How many times an optimizer's step is on the stack; what counts calls would go wrong after an exception."""
     found, frame = 0, sys._getframe()
     while (outer := frame.f_back) is not None:
