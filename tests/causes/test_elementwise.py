@@ -155,3 +155,8 @@ def test_one_filter_of_a_convolution_that_is_scaled_is_named():
     found[7] *= 1.5
     said = cause(weight, found, 6e-8, SITE._replace(phase="weight", port="weight"))
     assert (said.label, said.parameters["axis"], said.parameters["channels"]) == ("channel-scale", 0, [7])
+
+
+def test_a_factor_next_to_one_is_not_rounded_away():
+    x = numbers(20, 30)
+    assert "1 + 3e-06 times" in cause(x, x * (1 + 3e-6), 1e-9).sentence

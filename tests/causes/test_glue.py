@@ -6,7 +6,8 @@ import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes.glue import activated_sums, sums
+from firstdrift.causes.activated import activated_product, activated_sums, missing_summand
+from firstdrift.causes.glue import sums
 from firstdrift.causes.packing import concatenated, packed_gate
 from firstdrift.sites import Site
 
@@ -151,11 +152,13 @@ def test_queries_keys_and_values_put_together_in_another_order_are_named():
 def test_what_is_not_made_of_the_terms_is_not_explained_by_them(found, noise):
     inputs = dict(RESIDUAL)
     evidence = drift(A + B, found, noise, IN, inputs=inputs)
-    for hypothesis in (sums, activated_sums, concatenated, packed_gate):
+    for hypothesis in (sums, activated_sums, missing_summand, activated_product, concatenated, packed_gate):
         assert list(hypothesis(evidence)) == []
 
 
-@pytest.mark.parametrize("hypothesis", [sums, activated_sums, concatenated, packed_gate])
+@pytest.mark.parametrize(
+    "hypothesis", [sums, activated_sums, missing_summand, activated_product, concatenated, packed_gate]
+)
 def test_nothing_is_said_where_the_reference_is_not_made_of_the_terms(hypothesis):
     evidence = drift(C, A, FLOAT32, IN, inputs=RESIDUAL)
     assert list(hypothesis(evidence)) == []

@@ -175,3 +175,40 @@ def test_nothing_is_said_where_no_router_makes_the_reference(which: int) -> None
 def test_numbers_that_are_not_finite_are_not_explained(which: int) -> None:
     evidence = both(SOFT)[which]
     assert explain(replace(evidence, found=evidence.found * np.nan), HYPOTHESES).label == "unknown"
+
+
+def in_a_block(evidence: Evidence, beside: int, backwards: bool) -> Evidence:
+    """The drift of a block that adds a mixture to its stream, where the last layers of experts were recorded too."""
+    streams = {
+        f"block.{n}": np.random.default_rng(n).normal(size=evidence.expected.shape) for n in range(3, 3 + beside)
+    }
+
+    def inputs(given: Any) -> dict[str, Any]:
+        recorded = {name: value for name, value in given.items() if "experts" not in name}
+        names = [name for name in given if "experts" in name]
+        for name in names[::-1] if backwards else names:
+            recorded |= {name: given[name], f"{name}.down": given[name]}
+        return recorded | streams
+
+    added = sum(streams.values())
+    return replace(
+        evidence, expected=evidence.expected + added, found=evidence.found + added,
+        inputs=inputs(evidence.inputs), candidate_inputs=inputs(evidence.candidate_inputs),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("beside", [0, 1, 2])
+@pytest.mark.parametrize(("label", "reference", "changes"), CHANGES)
+def test_a_changed_router_is_named_from_a_block_that_adds_its_stream(
+    label: str, reference: Config, changes: dict[str, Any], beside: int, backwards: bool
+) -> None:
+    evidence = both(replace(reference, sparse=False, shared=True), **changes)[1]
+    assert explain(in_a_block(evidence, beside, backwards), HYPOTHESES).label == label
+
+
+def test_a_stream_that_was_not_recorded_leaves_nothing_to_say() -> None:
+    evidence = both(SOFT, renormalised=False)[1]
+    added = np.random.default_rng(5).normal(size=evidence.expected.shape)
+    other = replace(evidence, expected=evidence.expected + added, found=evidence.found + added)
+    assert explain(other, HYPOTHESES).label == "unknown"

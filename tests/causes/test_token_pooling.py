@@ -46,7 +46,7 @@ def named(reference, candidate, noise=FLOAT32, mask=KEEP, x=X):
         (masked_mean, diluted, "pool-count-pad"),
         (masked_mean, masked_max, "pool-mode"),
         (masked_mean, lambda x: x[:, 0], "pool-mode"),
-        (lambda x: x[:, 0], last_kept, "pool-mode"),
+        (lambda x: x[:, 0], last_kept, "index-shift"),
     ],
 )
 def test_another_way_to_pool_tokens_is_named(reference, candidate, label, noise):

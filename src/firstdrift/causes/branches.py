@@ -37,10 +37,23 @@ def goes_around(evidence: Evidence, lost: Sequence[str], kept: Sequence[str]) ->
 
 
 def are_around(around: Surroundings, lost: Sequence[Site], kept: Sequence[Site]) -> bool:
-    """Whether the kept sites were computed from the lost ones; or the lost ones are a projection of what they share."""
-    before, own = ancestors(around, kept), ancestors(around, lost)
+    """Whether the kept sites were computed from the lost ones; or the lost ones are a projection of what they share.
+
+    Where one of the kept is such a projection too, all are taps of one kind, of which none goes around the others.
+    """
+    before = ancestors(around, kept)
     if not kept or all(one in before for one in lost):
         return bool(kept)
+    others = ((one, [other for other in kept if other != one]) for one in kept)
+    taps = any(rest and _is_projection(around, [one], rest) for one, rest in others)
+    return _is_projection(around, lost, kept) and not taps
+
+
+def _is_projection(around: Surroundings, lost: Sequence[Site], kept: Sequence[Site]) -> bool:
+    """Whether the lost sites are few modules away from what the kept ones, which are more away, were computed from."""
+    before, own = ancestors(around, kept), ancestors(around, lost)
+    if all(one in before for one in lost):
+        return False
     longer = min(len(_modules(ancestors(around, [one]) - own)) for one in kept)
     return bool(own & before) and len(_modules(own - before)) <= min(PROJECTION, longer - 1)
 

@@ -16,6 +16,8 @@ from .screening import positions, sampled
 
 FACTORS_NAMED_ELSEWHERE = frozenset({"loss", "lossgrad", "agrad", "grad", "grad_scaled"})
 TELLING = 4  # elements that must weigh in before a number fitted to them means anything
+FEWEST = 3  # different numbers with one difference, which is no accident
+PLAIN = 25.0  # times the slack of noise: what stands out so far is plain to see
 ROWS = 8  # per fitted number of a channel
 STOPPED = 4  # elements at a bound that make it a clamp
 CAPS = 96  # caps tried before the best is refined
@@ -46,6 +48,7 @@ def offset(evidence: Evidence) -> Iterator[Finding]:
     e, f = _sample(evidence)
     yield from _whole_offset(evidence, e, f)
     if not _varied(e) or e.size < 2 * TELLING:
+        yield from _constant_offset(evidence)
         return
     if promising(evidence, e, f, e + (f - e).mean()):
         expected, found = _finite(evidence)
@@ -71,6 +74,24 @@ def _whole_offset(evidence: Evidence, e: Floats, f: Floats) -> Iterator[Finding]
     if len(by) == 1 and by[0] and (e == np.round(e)).all() and by[0] == round(by[0]):
         said = f"{by[0]:+.0f} is added to every element"
         yield Finding("offset", said, floats(evidence.expected) + by[0], 0, {"offset": float(by[0])})
+
+
+def _constant_offset(evidence: Evidence) -> Iterator[Finding]:
+    """Few numbers, or some that one outweighs, as one per sample: all are off by the same, far above the noise."""
+    e, f = _finite(evidence)
+    if not FEWEST <= e.size <= PART or e.size != evidence.expected.size:
+        return
+    by = f - e
+    b = float(by.mean())
+    slack = 2 * limit(evidence) * float(max(np.abs(e).max(), np.abs(f).max()))
+    if abs(b) < PLAIN * slack or float(np.abs(by - b).max()) > slack or _apart(e, PLAIN * slack) < FEWEST:
+        return
+    yield Finding("offset", f"{b:.6g} is added to every element", floats(evidence.expected) + b, 1, {"offset": b})
+
+
+def _apart(values: Floats, least: float) -> int:
+    """How many of some numbers lie further from the one below than that, with the lowest."""
+    return 1 + int((np.diff(np.sort(values)) > least).sum())
 
 
 def channel_scale(evidence: Evidence) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ def names_of(value: float, evidence: Evidence) -> tuple[str, ...]:
 
 def told(value: float, names: tuple[str, ...]) -> str:
     """A number with what it equals."""
-    plain = f"{value:.6g}"
+    plain = f"{value:.6g}" if abs(value - 1) > 1e-4 else f"1 {'+' if value > 1 else '-'} {abs(value - 1):.3g}"
     others = [name for name in names if name != plain]
     return f"{plain} ({' = '.join(others)})" if others else plain
 

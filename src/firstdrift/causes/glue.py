@@ -6,7 +6,7 @@ changed, is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .activation_variants import FUNCTIONS, Function
+from .activation_variants import FUNCTIONS
 from .agreement import Floats, floats, limit
 from .branches import goes_around
 from .evidence import Evidence
@@ -22,13 +22,6 @@ from .hypotheses import MARGIN, Finding, Hypothesis
 from .mixtures import GATES, Mixture, Part, fitted, gated, independent, mixture, plain
 from .terms import Glue, glue
 from .wiring import another_source
-
-SUMS: dict[str, Callable[[Function, Floats, Floats], Floats]] = {
-    "{f}({a} + {b})": lambda f, a, b: f(a + b),
-    "{f}({a}) + {b}": lambda f, a, b: f(a) + b,
-    "{a} + {f}({b})": lambda f, a, b: a + f(b),
-    "{f}({a}) + {f}({b})": lambda f, a, b: f(a) + f(b),
-}
 
 
 def sums(evidence: Evidence) -> Iterator[Finding]:
@@ -42,34 +35,11 @@ def sums(evidence: Evidence) -> Iterator[Finding]:
     theirs = fitted(made, parts, made.candidate, made.found)
     if theirs is not None:
         yield from _other_weights(made, ours, theirs)
+    yield from _exchanged_terms(made, ours)
     for index, part in enumerate(ours.parts):
         yield from _other_part(made, ours, index)
         if len(ours.parts) > 1 and part.is_plain:
             yield from _other_source(made, ours, index)
-
-
-def activated_sums(evidence: Evidence) -> Iterator[Finding]:
-    """An activation is applied before a sum instead of after it, or the other way round."""
-    made = glue(evidence)
-    if made is None:
-        return
-    for a, b in combinations(range(len(made.terms)), 2):
-        for name, function in FUNCTIONS.items():
-            ours = [
-                text
-                for text, one in SUMS.items()
-                if made.near(one(function, *_two(made.reference, a, b)), made.expected)
-            ]
-            if len(ours) != 1:
-                continue
-            words = {"f": name, "a": made.terms[a].name, "b": made.terms[b].name}
-            for text, one in SUMS.items():
-                if text != ours[0] and made.near(one(function, *_two(made.candidate, a, b)), made.found):
-                    said = f"{text.format(**words)} instead of {ours[0].format(**words)}"
-                    yield Finding("op-order", said, one(function, made.whole(a), made.whole(b)))
-            if ours[0] == "{f}({a} + {b})":
-                yield from _one_of_two(made, name, (a, b))
-            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +50,6 @@ class _Change:
     gained: tuple[Part, ...]
     counted: tuple[tuple[Part, float, float], ...]  # with the reference's weight and the candidate's
     kept: tuple[Part, ...]
-
-
-def _two(terms: Sequence[Floats], a: int, b: int) -> tuple[Floats, Floats]:
-    return terms[a], terms[b]
 
 
 def _words(one: Mixture) -> dict[str, float]:
@@ -147,6 +113,23 @@ def _exchanged(change: _Change, before: dict[str, float], after: dict[str, float
         if (ours_a, ours_b) == (theirs_b, theirs_a):
             return "swapped-operands", f"{a.words} and {b.words} are exchanged", 0
     return None
+
+
+def _exchanged_terms(made: Glue, ours: Mixture) -> Iterator[Finding]:
+    """Two tensors have each other's place in the formula."""
+    used = sorted({index for part in ours.parts for index in part.terms})
+    for a, b in combinations(used, 2):
+        order = list(range(len(made.terms)))
+        order[a], order[b] = b, a
+        theirs = ours.of([made.candidate[index] for index in order])
+        if made.near(theirs, ours.of(made.candidate)) or not made.near(theirs, made.found):
+            continue
+        one, other = made.terms[a], made.terms[b]
+        label = "swapped-halves" if one.whole and one.whole == other.whole else "swapped-operands"
+        yield Finding(
+            label, f"{one.name} and {other.name} are exchanged", _everywhere(made, ours, order), 0,
+            {"exchanged": [one.name, other.name]},
+        )  # fmt: skip
 
 
 def _counted(made: Glue, ours: Mixture, change: _Change) -> tuple[str, str, int] | None:
@@ -245,21 +228,12 @@ def _other_source(made: Glue, ours: Mixture, index: int) -> Iterator[Finding]:
         return
 
 
-def _one_of_two(made: Glue, name: str, pair: tuple[int, int]) -> Iterator[Finding]:
-    """A term of an activated sum is missing."""
-    function = FUNCTIONS[name]
-    for lost, kept in (pair, pair[::-1]):
-        if made.near(function(made.candidate[kept]), made.found):
-            names = made.terms[lost].name, made.terms[kept].name
-            skip = made.is_full(lost) and goes_around(made.evidence, names[:1], names[1:])
-            label = "missing-residual" if skip else "missing-term"
-            yield Finding(label, f"{names[0]} is not added", function(made.whole(kept)), 0, {"term": names[0]})
-
-
-def _everywhere(made: Glue, one: Mixture) -> Floats:
+def _everywhere(made: Glue, one: Mixture, order: Sequence[int] | None = None) -> Floats:
+    """A formula of the candidate's terms, everywhere; in another order, each term takes another one's place."""
     used = {index for part in one.parts for index in part.terms}
-    terms = [made.whole(index) if index in used else np.zeros(()) for index in range(len(made.terms))]
+    source = order or range(len(made.terms))
+    terms = [made.whole(source[index]) if index in used else np.zeros(()) for index in range(len(made.terms))]
     return np.broadcast_to(one.of(terms), made.evidence.expected.shape)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (sums, activated_sums)
+HYPOTHESES: tuple[Hypothesis, ...] = (sums,)

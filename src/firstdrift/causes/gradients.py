@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..sites import Site
-from . import backward_passes, gradient_clipping, parameter_gradients
+from . import backward_passes, gradient_clipping, parameter_gradients, update_clipping
 from .agreement import agree, factor, floats, limit, rounded, snapped
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
@@ -116,4 +116,5 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *backward_passes.HYPOTHESES,
     *parameter_gradients.HYPOTHESES,
     *gradient_clipping.HYPOTHESES,
+    *update_clipping.HYPOTHESES,
 )

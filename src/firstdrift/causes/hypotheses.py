@@ -37,7 +37,8 @@ class Finding:
 
     `predicted` is the candidate's tensor if this were the cause. `free` counts the numbers that were fitted to the
     candidate (0 for a missing bias, 1 for a factor, one per channel, one per element moved): fewer is better. A
-    finding about more than one tensor gives its own relative `residual` instead of a prediction.
+    finding about more than one tensor gives its own relative `residual` instead of a prediction. One that is true
+    by definition, but does not say how the numbers came about, is `general`: it is given where nothing else is.
     """
 
     label: str
@@ -46,6 +47,7 @@ class Finding:
     free: int = 0
     parameters: dict[str, Any] = field(default_factory=dict)
     residual: float | None = None
+    general: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class _Trial:
     nothing: float  # what a prediction may leave to be better than none: half of what was found
     tested: list[Tested] = field(default_factory=list)
     nearest: Tested | None = None  # with its prediction
+    general: Finding | None = None
 
     @classmethod
     def of(cls, evidence: Evidence) -> _Trial:
@@ -88,6 +91,9 @@ class _Trial:
         worth = min(max(self.limit, most), self.nothing)
         some = False
         for finding in _findings(hypothesis, self.evidence):
+            if finding.general:
+                self.general, some = self.general or finding, True
+                continue
             left = self._left(finding, worth)
             if not left <= worth or not _possible(self.evidence, finding):  # NaN explains nothing
                 continue
@@ -128,7 +134,7 @@ def _chosen(trial: _Trial) -> Cause:
     partial = sorted(trial.tested, key=lambda one: (one.residual, *_preference(one)))
     if partial and _believable(trial, partial):
         return _cause(trial, partial, _strength(trial) / 8)
-    return _unknown(trial, partial)
+    return _unknown(trial, partial) if trial.general is None else _in_general(trial, trial.general)
 
 
 def relative(found: Array, predicted: Array, evidence: Evidence) -> float:
@@ -317,6 +323,13 @@ def _unknown(trial: _Trial, partial: Sequence[Tested]) -> Cause:
     return Cause(
         "unknown", f"{said}; {where}" if where else said, 0.0, "compare the two implementations there", parameters
     )
+
+
+def _in_general(trial: _Trial, finding: Finding) -> Cause:
+    """What is true by definition, with little confidence, and where the difference lies."""
+    where = shape_of_difference(trial.evidence, trial.evidence.expected)
+    said = f"{finding.sentence}; {where}" if where else finding.sentence
+    return Cause(finding.label, said, _strength(trial) / 12, LABELS[finding.label].confirm, finding.parameters)
 
 
 def _cause(trial: _Trial, ranked: Sequence[Tested], confidence: float) -> Cause:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .activation_variants import FUNCTIONS, Function
 from .agreement import Floats, limit, rounded
+from .hypotheses import MARGIN
 from .terms import Glue
 
 DEPENDENT = 1e-5  # terms of which one is nearly a sum of the others cannot be told apart
@@ -71,12 +72,15 @@ def gated(made: Glue, gate: str, a: int, b: int) -> Part:
 def mixture(made: Glue) -> Mixture | None:
     """The fewest summands that make the reference's tensor of its terms; None where none do."""
     for parts in _sums(made):
-        found = fitted(made, parts, made.reference, made.expected)
-        if found is not None:
-            return found
+        plainly = fitted(made, parts, made.reference, made.expected)
+        if plainly is not None:
+            return plainly
     gated = (fitted(made, parts, made.reference, made.expected) for parts in _gated_sums(made))
-    best = [one for one in gated if one is not None]
-    return min(best, key=lambda one: (len(one.parts), _fitted_weights(one), _missed(made, one)), default=None)
+    found = [one for one in gated if one is not None]
+    simple = min(((len(one.parts), _fitted_weights(one)) for one in found), default=None)
+    best = [(_missed(made, one), one) for one in found if (len(one.parts), _fitted_weights(one)) == simple]
+    least = min((missed for missed, _ in best), default=0.0)
+    return next((one for missed, one in best if missed <= MARGIN * least), None)  # the simplest gates come first
 
 
 def _fitted_weights(one: Mixture) -> int:

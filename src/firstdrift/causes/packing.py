@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
@@ -17,6 +18,7 @@ from .screening import positions, sampled
 
 MOST_PARTS = 4
 TRIED = 1024  # elements by which a part is recognised
+FEWEST = 16  # elements that a part is recognised by
 ROWS = 64  # rows by which a gate is recognised
 GATES: dict[str, Callable[[Floats], Floats]] = {"identity": lambda x: x, **FUNCTIONS}
 SPLITS = ("halves", "even and odd places")
@@ -53,6 +55,28 @@ def concatenated(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding(label, said, predicted, 0, {"order": list(order), "reference_order": list(orders[0])})
 
 
+def partly_known(evidence: Evidence) -> Iterator[Finding]:
+    """expected holds tensors that came before, as they are or activated, and found the same parts in another order."""
+    shape = evidence.expected.shape
+    for axis in range(len(shape)) if evidence.site.phase == "fwd" and evidence.expected.size >= FEWEST else ():
+        parts = _segments(_known(evidence, axis), shape[axis])
+        if not 2 <= len(parts) <= MOST_PARTS:
+            continue
+        pieces = [np.take(evidence.expected, range(one.start, one.stop), axis) for one in parts]
+        for order in permutations(range(len(parts))):
+            predicted = np.concatenate([pieces[one] for one in order], axis)
+            if order == tuple(sorted(order)) or distance(predicted, evidence.found) > limit(evidence):
+                continue
+            if distance(evidence.expected, evidence.found) <= 2 * limit(evidence):
+                return
+            names = [one.name for one in parts]
+            label = "qkv-order" if {role(name) for name in names} == {"q", "k", "v"} else "concat-order"
+            ours, theirs = names, [names[one] for one in order]
+            said = f"along axis {axis} the order is {', '.join(theirs)} instead of {', '.join(ours)}"
+            yield Finding(label, said, predicted, 0, {"order": theirs, "reference_order": ours})
+            return
+
+
 def packed_gate(evidence: Evidence) -> Iterator[Finding]:
     """expected is act(one half) * the other half of its input; found takes the halves otherwise."""
     shape = evidence.expected.shape
@@ -72,6 +96,60 @@ def packed_gate(evidence: Evidence) -> Iterator[Finding]:
                     _label(way, ours[0]), f"found is {_words(way)}, expected {_words(ours[0])}",
                     _gate(floats(other), *way), 0, {"candidate": list(way), "reference": list(ours[0])},
                 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Segment:
+    """A part of an axis, and the tensor that it holds."""
+
+    start: int
+    stop: int
+    name: str
+
+
+def _known(evidence: Evidence, axis: int) -> Iterator[_Segment]:
+    """The parts of an axis that hold a tensor from before."""
+    shape = evidence.expected.shape
+    for key, value in evidence.inputs.items():
+        if value.ndim != len(shape) or _without(value.shape, axis) != _without(shape, axis):
+            continue
+        if value.dtype.kind != "f" or not 0 < value.shape[axis] < shape[axis]:
+            continue
+        for name, function in GATES.items():
+            start = _place(evidence, floats(function(floats(value))), axis)
+            if start is not None:
+                yield _Segment(start, start + value.shape[axis], key if name == "identity" else f"{name}({key})")
+                break
+
+
+def _place(evidence: Evidence, part: Floats, axis: int) -> int | None:
+    """Where along an axis a part begins; None where it is nowhere, or has nothing to be recognised by."""
+    whole = np.moveaxis(floats(evidence.expected), axis, 0).reshape(evidence.expected.shape[axis], -1)
+    wanted = np.moveaxis(part, axis, 0).reshape(part.shape[axis], -1)
+    if wanted.size < FEWEST or len(np.unique(wanted)) < FEWEST // 2:
+        return None
+    room = len(whole) - len(wanted) + 1
+    seen = slice(None, ROWS)
+    errors = np.linalg.norm(whole[:room, seen] - wanted[0, seen], axis=1)
+    for start in np.argsort(errors, kind="stable")[:2].tolist():
+        if distance(whole[start : start + len(wanted)], wanted) <= limit(evidence):
+            return int(start)
+    return None
+
+
+def _segments(known: Iterator[_Segment], size: int) -> list[_Segment]:
+    """Known parts that do not overlap, and what lies between them; none where nothing is known."""
+    parts: list[_Segment] = []
+    for one in sorted(known):
+        start = parts[-1].stop if parts else 0
+        if one.start < start:
+            continue
+        if one.start > start:
+            parts.append(_Segment(start, one.start, f"[{start}:{one.start}]"))
+        parts.append(one)
+    if parts and parts[-1].stop < size:
+        parts.append(_Segment(parts[-1].stop, size, f"[{parts[-1].stop}:{size}]"))
+    return parts
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -118,4 +196,4 @@ def _label(way: tuple[str, int, str], ours: tuple[str, int, str]) -> str:
     return "swapped-halves" if way[0] == ours[0] else "interleave"
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (concatenated, packed_gate)
+HYPOTHESES: tuple[Hypothesis, ...] = (concatenated, partly_known, packed_gate)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from . import dequantised
 from .agreement import Floats, floats, rounded
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
@@ -182,4 +183,4 @@ def _affine(sums: Floats, made: Floats) -> tuple[Floats, Floats] | None:
     return (factors, made.mean(0) - factors * sums.mean(0)) if missed <= 1e-4 * np.linalg.norm(other) else None
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (quantiser, product_zero_point)
+HYPOTHESES: tuple[Hypothesis, ...] = (quantiser, product_zero_point, *dequantised.HYPOTHESES)

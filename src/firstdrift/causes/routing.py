@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import experts
 from .evidence import Evidence
+from .expert_sums import Experts, Floats, Router, best_first, rows, weights
 from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
 
-Floats = NDArray[np.float64]
 SCORES = ("softmax", "sigmoid", "logits")
 MOST_EXPERTS = 1024
 FEW = 64  # tokens
+_WAYS = ((False, False), (True, False), (False, True), (True, True))  # by slot, and with the shared expert
 WORDS = {
     "softmax": "a softmax over all experts", "sigmoid": "sigmoids", "logits": "the logits themselves",
     "softmax of the chosen": "a softmax over the chosen experts",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """How logits become weights: scores, the best `chosen` of them, renormalised or not, times a factor."""
-
-    scores: str
-    chosen: int
-    renormalised: bool = False
-    factor: float = 1.0
-
-
-def weights(logits: Floats, router: Router) -> Floats:
-    """The weights of all experts, zero for those that are not chosen: (tokens, experts)."""
-    values = _scores(logits, router.scores)
-    if router.chosen < logits.shape[-1]:
-        best = np.argsort(-logits, axis=-1, kind="stable")[:, : router.chosen]
-        kept = np.zeros(logits.shape, bool)
-        np.put_along_axis(kept, best, True, axis=-1)
-        values = np.where(kept, values, 0.0)
-    if router.renormalised:
-        sums = values.sum(axis=-1, keepdims=True)
-        values = values / np.where(sums == 0, 1.0, sums)
-    return np.asarray(router.factor * values)
-
-
-def best_first(logits: Floats, router: Router) -> Floats:
-    """The weights of the chosen experts, the best first: (tokens, chosen)."""
-    order = np.argsort(-logits, axis=-1, kind="stable")[:, : router.chosen]
-    return np.take_along_axis(weights(logits, router), order, axis=-1)
 
 
 def router_weights(evidence: Evidence) -> Iterator[Finding]:
@@ -57,13 +28,13 @@ def router_weights(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase != "fwd" or evidence.expected.shape != evidence.found.shape:
         return
     for name, given in evidence.inputs.items():
-        logits, own = (_rows(x) for x in (given, evidence.candidate_inputs.get(name, given)))
-        expected = _rows(evidence.expected)
+        logits, own = (rows(x) for x in (given, evidence.candidate_inputs.get(name, given)))
+        expected = rows(evidence.expected)
         if (
             logits is None
             or own is None
             or expected is None
-            or _rows(evidence.found) is None
+            or rows(evidence.found) is None
             or own.shape != logits.shape
         ):
             continue
@@ -87,13 +58,17 @@ def mixture(evidence: Evidence) -> Iterator[Finding]:
     """The output of a mixture, computed from recorded logits and the outputs of the experts."""
     if evidence.site.phase != "fwd" or evidence.expected.ndim < 2 or evidence.expected.shape != evidence.found.shape:
         return
-    expected = _rows(evidence.expected)
-    reference, candidate = (_Experts.of(x, evidence.expected) for x in (evidence.inputs, evidence.candidate_inputs))
-    if expected is None or reference is None or candidate is None or _rows(evidence.found) is None:
+    expected = rows(evidence.expected)
+    if expected is None or rows(evidence.found) is None:
         return
     limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    for router in _routers(reference.logits.shape[1]):
-        for by_slot, extra in ((False, False), (True, False), (False, True), (True, True)):
+    for reference, candidate in _bases(evidence):
+        few = np.unique(np.linspace(0, len(expected) - 1, FEW).astype(np.intp))
+        some = reference.at(few)  # of all, to try every router on
+        for router, (by_slot, extra) in product(_routers(reference.logits.shape[1]), _WAYS):
+            tried = None if some is None else some.mixed(router, by_slot, extra)
+            if some is not None and (tried is None or not _close(tried, expected[few], 4 * limit)):
+                continue
             made = reference.mixed(router, by_slot, extra)
             if made is None or not _close(made, expected, limit):
                 continue
@@ -105,8 +80,18 @@ def mixture(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
+def _bases(evidence: Evidence) -> Iterator[tuple[Experts, Experts]]:
+    """The experts of both sides; with what else may be added to their sum, as the stream beside a block is."""
+    reference, candidate = (Experts.of(x, evidence.expected) for x in (evidence.inputs, evidence.candidate_inputs))
+    if reference is None or candidate is None or reference.beside.keys() != candidate.beside.keys():
+        return
+    names = tuple(reference.beside)
+    for some in dict.fromkeys([(), *((name,) for name in names), names]):
+        yield reference.upon(some), candidate.upon(some)
+
+
 def _experts_changed(
-    evidence: Evidence, given: _Experts, router: Router, by_slot: bool, extra: bool
+    evidence: Evidence, given: Experts, router: Router, by_slot: bool, extra: bool
 ) -> Iterator[Finding]:
     shape = evidence.expected.shape
     if extra and (made := given.mixed(router, by_slot, False)) is not None:
@@ -123,71 +108,6 @@ def _experts_changed(
         if made is not None:
             said = f"the expert chosen as number {slot + 1} is left out"
             yield Finding("missing-term", said, made.reshape(shape), 0, {"slot": slot})
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Experts:
-    """Recorded logits (tokens, experts), what each expert returned for all tokens or for its own, and a shared one."""
-
-    logits: Floats
-    outputs: tuple[Floats, ...]
-    tokens: int
-    shared: Floats | None = None
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, NDArray[np.generic]], like: NDArray[np.generic]) -> _Experts | None:
-        """The logits and outputs among what a mixture was computed from."""
-        width, tokens = like.shape[-1], int(np.prod(like.shape[:-1]))
-        rows = {name: made for name, value in inputs.items() if (made := _rows(value)) is not None}
-        wide = {name: value for name, value in rows.items() if value.shape[1] == width}
-        gates = [v for n, v in rows.items() if n not in wide and len(v) == tokens and v.shape[1] > 1]
-        if len(gates) != 1 or len(wide) < 2:
-            return None
-        count = gates[0].shape[1]
-        shared = [n for n in wide if "shared" in n.lower()]
-        own = [v for n, v in wide.items() if n not in shared]
-        if len(own) != count or len(shared) > 1:
-            return None
-        return cls(gates[0], tuple(own), tokens, wide[shared[0]] if shared else None)
-
-    def mixed(self, router: Router, by_slot: bool, extra: bool, routed: Router | None = None) -> Floats | None:
-        """The weighted sum of the experts; `routed` says who got which tokens, if that is another router."""
-        return self._sum(weights(self.logits, router), routed or router, by_slot, extra)
-
-    def exchanged(self, router: Router, by_slot: bool, extra: bool) -> Floats | None:
-        """The sum with the weights of the chosen experts in the reverse order."""
-        order = np.argsort(-self.logits, axis=-1, kind="stable")[:, : router.chosen]
-        given = weights(self.logits, router)
-        changed = np.zeros_like(given)
-        np.put_along_axis(changed, order, np.take_along_axis(given, order[:, ::-1], axis=-1), axis=-1)
-        return self._sum(changed, router, by_slot, extra)
-
-    def without(self, router: Router, by_slot: bool, extra: bool, slot: int) -> Floats | None:
-        """The sum without the expert that was chosen as a certain one."""
-        order = np.argsort(-self.logits, axis=-1, kind="stable")[:, slot : slot + 1]
-        given = weights(self.logits, router).copy()
-        np.put_along_axis(given, order, 0.0, axis=-1)
-        return self._sum(given, router, by_slot, extra)
-
-    def _sum(self, given: Floats, router: Router, by_slot: bool, extra: bool) -> Floats | None:
-        if extra and (self.shared is None or len(self.shared) != self.tokens):
-            return None
-        total = (
-            self.shared.copy()
-            if extra and self.shared is not None
-            else np.zeros((self.tokens, self.outputs[0].shape[1]))
-        )
-        order = np.argsort(-self.logits, axis=-1, kind="stable")[:, : router.chosen]
-        for expert, output in enumerate(self.outputs):
-            if len(output) == self.tokens:
-                total += given[:, expert, None] * output
-                continue
-            token = np.nonzero((order == expert).T)[1]
-            rows = token if by_slot else np.sort(token)
-            if len(rows) != len(output):
-                return None
-            total[rows] += given[rows, expert, None] * output
-        return total
 
 
 def _routers(experts: int) -> Iterator[Router]:
@@ -221,23 +141,6 @@ def _changes(router: Router, experts: int) -> Iterator[tuple[str, str, Router, d
             facts = {"chosen": chosen, "reference_chosen": router.chosen}
             said = f"{chosen} experts are chosen instead of {router.chosen}"
             yield "missing-term", said, replace(router, chosen=chosen), facts
-
-
-def _scores(logits: Floats, kind: str) -> Floats:
-    if kind == "logits":
-        return logits
-    if kind == "sigmoid":
-        return np.asarray(1.0 / (1.0 + np.exp(-logits)))
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
-
-
-def _rows(value: NDArray[np.generic]) -> Floats | None:
-    """A tensor as (tokens, width), or None where it holds no finite numbers."""
-    if value.ndim < 2 or not np.issubdtype(value.dtype, np.floating) or not value.size:
-        return None
-    rows = np.asarray(value, np.float64).reshape(-1, value.shape[-1])
-    return rows if np.isfinite(rows).all() else None
 
 
 def _close(made: Floats, expected: Floats, limit: float) -> bool:

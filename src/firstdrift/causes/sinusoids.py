@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 
 BASES = (10000.0, 1000.0, 100.0, 500000.0, 1000000.0)
 EXPONENTS = ("2i/d", "i/(d/2-1)", "i/d")
+SINGLE = 2.0**-24
 ROWS = 64  # positions to try tables on
 
 
@@ -46,8 +47,9 @@ def sinusoids(evidence: Evidence) -> Iterable[Finding]:
         return
     for positions, expected, added in _readings(evidence):
         some = slice(0, ROWS)
+        noise = max(evidence.noise, _blur(positions[some], evidence))
         own = next(
-            (one for one in _tables() if reproduces(one(positions[some], shape[-1]), expected[some], evidence.noise)),
+            (one for one in _tables() if reproduces(one(positions[some], shape[-1]), expected[some], noise)),
             None,
         )
         if own is None:
@@ -56,6 +58,12 @@ def sinusoids(evidence: Evidence) -> Iterable[Finding]:
             predicted = table(positions, shape[-1])
             yield Finding(label, sentence, _spread(predicted, evidence, added), 0)
         return
+
+
+def _blur(positions: Floats, evidence: Evidence) -> float:
+    """What angles of large positions cost that were rounded to float32 before their sine: that much of a turn."""
+    single = not evidence.replayed  # a replay computes in float64
+    return SINGLE * float(np.abs(positions).max(initial=0.0)) if single else 0.0
 
 
 def _readings(evidence: Evidence) -> Iterator[tuple[Floats, Floats, Floats | None]]:

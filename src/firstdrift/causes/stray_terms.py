@@ -13,8 +13,9 @@ from .agreement import floats, limit
 from .branches import are_around
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
+from .placements import spread
 from .screening import positions, sampled
-from .terms import SAMPLE, spread
+from .terms import SAMPLE
 from .wiring import another_source
 
 MOST_UNPAIRED = 64  # tensors of one side alone that are tried as terms

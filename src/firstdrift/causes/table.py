@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from . import (
+    activated,
     activation_variants,
     attention,
+    by_definition,
     clamped_gates,
     elementwise,
     embeddings,
@@ -14,6 +16,7 @@ from . import (
     integrity,
     layouts,
     linear,
+    lone_terms,
     losses,
     norms,
     operand_rounding,
@@ -34,12 +37,13 @@ from . import (
 )
 from .hypotheses import Hypothesis
 
-# What makes all else meaningless comes first, then what speaks of one phase only, then cheap before expensive.
+# What is said where nothing else is comes first, lest time runs out before it. Then what makes all else meaningless,
+# what speaks of one phase only, and the cheap before the expensive.
 FAMILIES = (
-    fed, integrity, weights, losses, gradients, optimizers, wiring, elementwise, layouts, permutations, rounding,
-    operand_rounding, quantisation, quantisers, glue, stray_terms, packing, clamped_gates, activation_variants, norms,
-    linear, embeddings, rope, spatial, token_pooling,
-    recurrent, attention, routing,
+    by_definition, fed, integrity, weights, losses, gradients, optimizers, wiring, elementwise, layouts, permutations,
+    rounding, operand_rounding, quantisation, quantisers, glue, activated, stray_terms, lone_terms, packing,
+    clamped_gates, activation_variants, norms, linear, embeddings, rope, spatial, token_pooling, recurrent, attention,
+    routing,
 )  # fmt: skip
 
 TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)

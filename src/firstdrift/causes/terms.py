@@ -12,9 +12,12 @@ from ..traces import Array
 from ..verdict.noise import kind_of
 from .agreement import Floats, floats, limit
 from .evidence import Evidence
-from .screening import positions
+from .placements import chunks, moved, spread, spreads
+from .screening import positions, sampled
 
 MOST_TERMS = 8
+CLEARLY = 2.0  # times as alike: by how much another arrangement of axes must be the better one
+CHANCE = 5.0  # deviations of a likeness that is there by chance
 SAMPLE = 4096
 SAME = 1e-13  # relative: two records of one tensor
 
@@ -27,6 +30,7 @@ class Term:
     reference: Array
     candidate: Array
     is_parameter: bool = False
+    whole: str = ""  # the tensor of which it is a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +84,48 @@ def glue(evidence: Evidence) -> Glue | None:
     return made if terms and all(np.isfinite(one).all() for one in every) else None
 
 
-def spread(value: Array, shape: tuple[int, ...]) -> Array | None:
-    """A tensor shaped to broadcast to a shape, by its last axes or else its first ones; None where it does not."""
-    missing = len(shape) - value.ndim
-    if missing < 0:
-        return None
-    for padded in (
-        (1,) * missing + value.shape,
-        value.shape + (1,) * missing,
-        (1, *value.shape, *(1,) * (missing - 1)),
-    ):
-        if len(padded) == len(shape) and all(one in (1, size) for one, size in zip(padded, shape, strict=True)):
-            return value.reshape(padded)
-    return None
-
-
 def _terms(evidence: Evidence) -> Iterator[Term]:
-    yield from _of(evidence, evidence.inputs, evidence.candidate_inputs, False)
-    yield from _of(evidence, evidence.parameters, evidence.candidate_parameters, True)
-
-
-def _of(evidence: Evidence, ours: Mapping[str, Array], theirs: Mapping[str, Array], own: bool) -> Iterator[Term]:
+    """Tensors as they are, then parameters, then the parts of tensors that were cut up."""
     shape = evidence.expected.shape
+    inputs = list(_both(evidence.inputs, evidence.candidate_inputs))
+    for key, value, other in inputs:
+        a, b = arranged(value, evidence.expected), arranged(other, evidence.expected)
+        if a is not None and b is not None and a.shape == b.shape:
+            yield Term(key, a, b)
+    for key, value, other in _both(evidence.parameters, evidence.candidate_parameters):
+        for number, (a, b) in enumerate(zip(spreads(value, shape), spreads(other, shape), strict=True)):
+            axis = next((axis for axis, size in enumerate(a.shape) if size > 1), 0)
+            yield Term(f"{key} along axis {axis}" if number else key, a, b, True)
+    for key, value, other in inputs:
+        if spread(value, shape) is None:
+            for (words, a), (_, b) in zip(chunks(value, shape), chunks(other, shape), strict=True):
+                yield Term(f"{words}{key}", a, b, whole=key)
+
+
+def arranged(value: Array, expected: Array) -> Array | None:
+    """A tensor shaped to broadcast to another; where its channels may lie elsewhere, as it is clearly more alike."""
+    usual = spread(value, expected.shape)
+    others = list(moved(value, expected.shape))
+    if not others or usual is None:
+        return others[0] if others else usual
+    at = positions(expected.size, SAMPLE)
+    wanted = sampled(expected, at)
+    likeness = [_likeness(sampled(np.broadcast_to(one, expected.shape), at), wanted) for one in (usual, *others)]
+    best = int(np.argmax(likeness))
+    clear = likeness[best] > max(CLEARLY * likeness[0], CHANCE / len(at) ** 0.5)
+    return others[best - 1] if best and clear else usual
+
+
+def _likeness(a: Floats, b: Floats) -> float:
+    size = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    return abs(float(a @ b)) / size if size > 0 and np.isfinite(size) else 0.0
+
+
+def _both(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
     for key, value in ours.items():
         other = theirs.get(key)
-        if other is None or other.shape != value.shape or value.size < 2 or value.dtype.kind not in "fiu":
-            continue
-        a, b = spread(value, shape), spread(other, shape)
-        if a is not None and b is not None:
-            yield Term(key, a, b, own)
+        if other is not None and other.shape == value.shape and value.size > 1 and value.dtype.kind in "fiu":
+            yield key, value, other
 
 
 def _same(a: Floats, b: Floats) -> bool:

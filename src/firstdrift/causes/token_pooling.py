@@ -77,6 +77,8 @@ def _finding(ours: Reading, theirs: Reading, x: Floats) -> Finding:
         label = "pool-count-pad"
     elif ours.kind == theirs.kind:
         label = "mask-missing"
+    elif {ours.kind, theirs.kind} == {"first", "last"}:
+        label = "index-shift"
     else:
         label = "pool-mode"
     return Finding(label, sentence, theirs.of(x), 0, kinds)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .formula import HIDDEN
+from .padding import lengths_as_mask
 from .rotary import Floats, frequencies_of
 
 
@@ -24,6 +25,18 @@ def masks_among(rest: Mapping[str, Floats], batch: int, queries: int, keys: int)
         elif not masks and bias is None and full.shape[2:] == (queries, keys) and np.isfinite(full).all():
             bias = full
     return mask, bias
+
+
+def mask_of(value: Floats, batch: int, queries: int, keys: int) -> Floats | None:
+    """One mask as (batch, heads, queries, keys), where it fits: of every sample, of all, or as lengths."""
+    if value.shape == (batch,) and (told := lengths_as_mask(value, keys)) is not None:
+        value = told
+    elif value.shape == (keys,):
+        value = value[None, None, None, :]
+    elif value.shape == (keys, batch) != (batch, keys) and value.shape != (queries, keys):
+        value = value.T
+    mask, _ = masks_among({"": value}, batch, queries, keys)
+    return mask
 
 
 def _without_triangle(mask: Floats, batch: int, queries: int, keys: int) -> Floats | None:

@@ -57,7 +57,8 @@ class Settings:
     the key head of each query head where it is neither repeated nor tiled, `order` that of the heads of the output,
     `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`. With `itself`
     every query sees its own key, whatever the masks say: padding then has something to see. A `sink` is one more key
-    of score zero and value zero. With `across` a mask of the keys is laid over the queries.
+    of score zero and value zero. With `across` a mask of the keys is laid over the queries. `slopes` are of biases that
+    fall with the distance to earlier keys, and with `both` to later ones too, as where all keys are seen.
     """
 
     heads: int
@@ -84,6 +85,12 @@ class Settings:
     itself: bool = False
     sink: bool = False
     across: bool = False
+    both: bool = False
+
+    @property
+    def even(self) -> bool:
+        """Whether biases by distance fall to both sides."""
+        return self.both or self.diagonal is None
 
 
 def divide(x: Floats, heads: int, axes: str) -> Floats:
@@ -161,7 +168,7 @@ def scores(operands: Operands, settings: Settings, rows: Indices) -> Floats:
         out = settings.softcap * np.tanh(out / settings.softcap)
     if settings.slopes is not None:
         distance = rows[:, None] - np.arange(operands.k.shape[1])
-        out = out - settings.slopes[:, None, None] * (distance if settings.diagonal is not None else np.abs(distance))
+        out = out - settings.slopes[:, None, None] * (np.abs(distance) if settings.even else distance)
     if settings.biased and operands.bias is not None:
         out = out + _rows_of(operands.bias, rows)
     if settings.mask == "add" and operands.mask is not None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from .claims import Case, Claim
+from .formula import Settings
 
 
 def diagonal(case: Case) -> Iterator[Claim]:
@@ -19,9 +20,12 @@ def diagonal(case: Case) -> Iterator[Claim]:
         )
         return
     for step, what in ((1, "sees one key too many, of the future"), (-1, "does not see its own key")):
-        claim = replace(base, diagonal=base.diagonal + step)
-        yield Claim("mask-off-by-one", f"each query {what}", claim, {"diagonal": step})
-    yield Claim("mask-missing", "the causal mask is ignored", replace(base, diagonal=None, window=None))
+        for both in _sides(base):
+            claim = replace(base, diagonal=base.diagonal + step, both=both)
+            yield Claim("mask-off-by-one", f"each query {what}", claim, {"diagonal": step})
+    everything = replace(base, diagonal=case.problem.keys, window=None)
+    for both in _sides(base):
+        yield Claim("mask-missing", "the causal mask is ignored", replace(everything, both=both))
     if ahead and base.diagonal in (0, ahead):
         corner = ahead - base.diagonal
         where = "first" if corner == 0 else "last"
@@ -29,6 +33,11 @@ def diagonal(case: Case) -> Iterator[Claim]:
             "mask-missing", f"the causal mask is aligned at the {where} key instead of the other end",
             replace(base, diagonal=corner), {"diagonal": corner, "reference_diagonal": base.diagonal},
         )  # fmt: skip
+
+
+def _sides(base: Settings) -> tuple[bool, ...]:
+    """How biases by distance may go on to later keys, which the reference does not tell: it shows none."""
+    return (False,) if base.slopes is None else (True, False)
 
 
 def window(case: Case) -> Iterator[Claim]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..evidence import Evidence
-from .extras import masks_among, tables_among
+from .extras import mask_of, masks_among, tables_among
 from .formula import Operands
 from .roles import parameter, role
 from .rotary import Floats
@@ -48,8 +48,10 @@ class _Found:
     heads: int | None = None
 
 
-def sources(evidence: Evidence, candidate: bool, layout: str = LAYOUTS[0]) -> Sources | None:
-    """The operands of one side, or None where this is no attention."""
+def sources(
+    evidence: Evidence, candidate: bool, layout: str = LAYOUTS[0], other_mask: Floats | None = None
+) -> Sources | None:
+    """The operands of one side, or None where this is no attention, or one to which another mask does not fit."""
     recorded = evidence.candidate_inputs if candidate else evidence.inputs
     seen = evidence.found if candidate else evidence.expected
     if evidence.site.phase != "fwd" or seen.ndim not in (2, 3, 4) or not np.issubdtype(seen.dtype, np.floating):
@@ -75,6 +77,10 @@ def sources(evidence: Evidence, candidate: bool, layout: str = LAYOUTS[0]) -> So
         return None
     rest = {name: value for name, value in {**_around(evidence, candidate), **given}.items() if not role(name)}
     mask, bias = masks_among(rest, batch, queries, keys)
+    if other_mask is not None:
+        before, mask = mask, mask_of(other_mask, batch, queries, keys)
+        if mask is None or (before is not None and np.array_equal(before, mask)):
+            return None
     return Sources(parts, target, heads, mask, bias, tables_among(rest, max(keys, queries)), projection)
 
 

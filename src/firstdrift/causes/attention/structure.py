@@ -100,7 +100,7 @@ def likely(
 def _starts(given: Problem) -> list[int]:
     """The queries of the first sample that may be the first one that is no padding."""
     mask = given.operands.mask
-    if mask is None or mask.shape[2] != 1 or not np.isin(mask, (0, 1)).all():
+    if mask is None or given.keys != given.queries or mask.shape[2] != 1 or not np.isin(mask, (0, 1)).all():
         return [0]
     return sorted({int(np.argmax(mask[0, 0, 0] == value)) for value in (0, 1)})
 

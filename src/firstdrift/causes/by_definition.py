@@ -1,0 +1,126 @@
+"""What a drift is by definition, where nothing says how it came about: another backward pass, another loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..sites import Site
+from ..traces import Array
+from .agreement import agree, distance, floats, limit
+from .evidence import Evidence
+from .hypotheses import Finding, Hypothesis
+
+MOST_COMPARED = 64  # gradients that are asked whether a loss differs by a constant
+SAME_GRADIENT = 1e-4  # relative: what a second backward pass in another order may leave of a gradient
+SHARED = 100_000_000  # elements of weights that are read to see whether one is used twice
+
+
+def another_gradient(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient that differs although all it was computed from agrees: the backward computes something else."""
+    site = evidence.site
+    if site.phase not in ("agrad", "grad") or not _finite(evidence) or not np.any(evidence.found):
+        return
+    if not (evidence.replayed or _fed_alike(evidence)) or (site.phase == "grad" and _elsewhere_too(evidence)):
+        return
+    of = f" of {evidence.op}" if evidence.op else ""
+    sentence = f"the backward{of} computes something else; what it is computed from is right"
+    yield Finding("gradient-formula", sentence, general=True)
+
+
+def another_loss(evidence: Evidence) -> Iterator[Finding]:
+    """A loss that differs although the scores agree: by a constant where its gradients agree, else another loss."""
+    site = evidence.site
+    if site.phase != "loss" or not _finite(evidence) or _other_targets(evidence) or not _scores_agree(evidence):
+        return
+    same = _same_gradients(evidence)
+    if same is None or not same:
+        sentence = "the loss is computed by another formula: its scores are the same"
+        sentence += "" if _targets_known(evidence) else " (its targets are not recorded)"
+        yield Finding("loss-formula", sentence, general=True)
+        return
+    b = float((floats(evidence.found) - floats(evidence.expected)).mean())
+    predicted = floats(evidence.expected) + b
+    if agree(evidence, predicted, evidence.found):
+        sentence = f"{b:.6g} is added to the loss, and its gradients are the same"
+        yield Finding("offset", sentence, predicted, 1, {"offset": b})
+
+
+def _finite(evidence: Evidence) -> bool:
+    return bool(np.isfinite(evidence.found).all() and np.isfinite(evidence.expected).all())
+
+
+def _fed_alike(evidence: Evidence) -> bool:
+    """Whether a gradient came in, and it and all else that a backward reads are the same on both sides."""
+    ours, theirs = evidence.inputs, evidence.candidate_inputs
+    if not any(key.startswith("agrad") for key in ours) or ours.keys() != theirs.keys():
+        return False
+    return all(agree(evidence, ours[key], theirs[key]) for key in ours)
+
+
+def _elsewhere_too(evidence: Evidence) -> bool:
+    """Whether a weight is used by another module, whose part of the gradient may be what differs."""
+    site = evidence.site
+    own = evidence.parameters.get(site.port)
+    if own is None or own.ndim < 2:  # only matrices are shared; biases and gains are often alike by their start
+        return False
+    read = 0
+    for other in evidence.around.sites("weight"):
+        if other.step != site.step or (other.name, other.port) == (site.name, site.port):
+            continue
+        weight = evidence.around.reference(other)
+        read += 0 if weight is None else weight.size
+        if read > SHARED:
+            return True  # not known
+        if weight is not None and weight.shape == own.shape and np.array_equal(weight, own):
+            return True
+    return False
+
+
+def _targets_known(evidence: Evidence) -> bool:
+    return evidence.around.facts.get("target") is not None
+
+
+def _other_targets(evidence: Evidence) -> bool:
+    """Whether the sides are known to be given different targets."""
+    theirs = evidence.around.facts.get("candidate_target")
+    if theirs is None or not _targets_known(evidence):
+        return False
+    return not np.array_equal(np.asarray(evidence.around.facts["target"]), np.asarray(theirs))
+
+
+def _scores_agree(evidence: Evidence) -> bool:
+    """Whether all that the loss may have read is the same: every output of the model, where it gives several."""
+    ours, theirs = evidence.inputs.get("logits"), evidence.candidate_inputs.get("logits")
+    if ours is None or theirs is None or not agree(evidence, ours, theirs):
+        return False
+    return all(_same(evidence, site, limit(evidence)) is not False for site in _outputs(evidence))
+
+
+def _outputs(evidence: Evidence) -> list[Site]:
+    forward = evidence.around.sites("fwd")
+    here = evidence.site.step, ""
+    return [site for site in forward if (site.step, site.name) == here and site.port.startswith("out")]
+
+
+def _same_gradients(evidence: Evidence) -> bool | None:
+    """Whether all gradients of the step agree, those of parameters too, which a penalty on weights changes."""
+    sites = [site for phase in ("lossgrad", "grad") for site in evidence.around.sites(phase)]
+    here = [site for site in sites if site.step == evidence.site.step]
+    stride = -(-len(here) // MOST_COMPARED) or 1
+    allowed = max(limit(evidence), SAME_GRADIENT)
+    said = [_same(evidence, site, allowed) for site in here[::stride]]
+    known = [one for one in said if one is not None]
+    return all(known) if known else None
+
+
+def _same(evidence: Evidence, site: Site, allowed: float) -> bool | None:
+    ours: Array | None = evidence.around.reference(site)
+    theirs = evidence.around.candidate(site)
+    if ours is None or theirs is None:
+        return None
+    return distance(ours, theirs) <= allowed
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (another_gradient, another_loss)
