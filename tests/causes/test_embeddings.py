@@ -68,7 +68,8 @@ def test_positions_added_between_modules() -> None:
         return array(PLACES.weight)[None]
 
     around = SimpleNamespace(
-        facts={}, sites=lambda phase: [site], reference=table, candidate=table, op=lambda one: "", producers=lambda one: []
+        facts={}, sites=lambda phase: [site], reference=table, candidate=table, op=lambda one: "",
+        producers=lambda one: [],
     )  # fmt: skip
     words = WORDS(IDS)
     evidence = drift(

@@ -13,6 +13,7 @@ from ..traces import Array
 from .flips import FLIP_IN_GRADIENT, FLIP_REACH, sign_changes
 from .graph import Graph
 from .limits import Limits
+from .routes import rows_sent_elsewhere
 
 _DOUBTED = (Verdict.FLIP, Verdict.INCONCLUSIVE)
 
@@ -33,7 +34,17 @@ class Doubts:
             return self._remembered(judged.site)
         if judged.site.phase in ("grad", "grad_scaled") and judged.error is not None:
             return self._unrecorded(judged.site, judged.error)
+        if judged.site.phase == "agrad":
+            return self._sent_elsewhere(judged)
         return None
+
+    def _sent_elsewhere(self, judged: PairResult) -> str | None:
+        """Whether rows went to another of several like modules, as tokens do to another expert."""
+        rows = rows_sent_elsewhere(judged.site, self.items, self.load, judged.limit or 0.0)
+        if rows is None:
+            return None
+        which = "a row" if rows == 1 else f"{rows} rows"
+        return f"it differs in {which} sent another way, maybe at a near-tie; record what chose"
 
     def _unrecorded(self, site: Site, error: float) -> str | None:
         """Whether a flip may be behind a parameter's gradient: in a sample, or in a pass, that was not recorded, or one

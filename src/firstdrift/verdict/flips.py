@@ -12,7 +12,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from .._kernels import measure
 from ..traces import Array
+from .noise import WORST_OF_MANY
+from .parts import LARGEST, worst_for_its_size
 
 MOST = 0.05  # of the elements may be flipped by noise; more is a rule, not an accident
 FEW_ROWS = 0.25  # of the rows may have been sent another way
@@ -21,7 +24,7 @@ TIE = 8.0  # how far apart, in units of the forward noise, two values may be and
 AMOUNT = 0.05  # by which a gradient may differ that went to another element, and still be the same one
 FLIP_IN_GRADIENT = 2e-2  # twice the largest that one flip was seen to change in the gradient of a parameter
 FLIP_REACH = 8.0  # how many times its share of the elements, by norm, a flip can weigh in a gradient
-LARGEST = 1 << 26  # elements that are looked at for flips
+LET_THROUGH = 0.5  # of the gradients between two kinks, at least
 MANY = 4  # choices that differ, from which on their share is looked at
 
 Floats = NDArray[np.float64]
@@ -34,18 +37,49 @@ def explained_by_flips(
 
     `forwards` are both sides' values that the decisions were taken on, and `noise` their relative difference.
     """
-    if gradients[0].shape != forwards[0].shape or prod(gradients[0].shape) > LARGEST:
+    found = _together(gradients, forwards, noise)
+    if found is None:
         return None
-    ours, theirs = (np.asarray(g, np.float64) for g in gradients)
-    x, z = (np.asarray(f, np.float64) for f in forwards)
-    if not all(np.isfinite(a).all() for a in (ours, theirs, x, z)):
-        return None
-    tie = TIE * max(noise, 1e-300) * float(np.sqrt(np.mean(x**2)))
-    flipped = ((x > 0) != (z > 0)) & (np.abs(x) <= tie)
+    ours, theirs, x, z, tie = found
+    flipped = _at_kink(ours, theirs, x, z, 0.0, tie)
     if _only_there(ours, theirs, flipped, limit):
         return f"{int(flipped.sum())} of {flipped.size} signs were decided the other way at a near-tie"
+    cap = _cap(ours, theirs, x, flipped)
+    if cap is not None and _only_there(ours, theirs, both := flipped | _at_kink(ours, theirs, x, z, cap, tie), limit):
+        return f"{int(both.sum())} of {both.size} values were cut off the other way at a near-tie with 0 or {cap:.6g}"
     windows = _routed(ours, theirs, x, z, tie, limit)
     return None if windows is None else f"{windows} maxima were decided the other way at a near-tie"
+
+
+def explained_by_kinks(
+    gradients: tuple[Array, Array], outputs: tuple[Array, Array], limit: float, noise: float
+) -> str | None:
+    """How outputs of zero explain a loss's gradient that differs beyond `limit`, in words; None if they do not.
+
+    A loss with a clamp or an absolute value in it has a kink there, where each formula takes its own subgradient.
+    """
+    found = _together(gradients, outputs, noise)
+    if found is None:
+        return None
+    ours, theirs, x, z, tie = found
+    there = ((x == 0) != (z == 0)) & (np.abs(x) <= tie) & (np.abs(z) <= tie)
+    if not _only_there(ours, theirs, there, limit):
+        return None
+    return f"{int(there.sum())} of {there.size} outputs of a side are on a kink of the loss, at 0"
+
+
+def _together(
+    gradients: tuple[Array, Array], forwards: tuple[Array, Array], noise: float
+) -> tuple[Floats, Floats, Floats, Floats, float] | None:
+    """Both gradients and what they were decided on, and how close to a kink is a tie; None if they do not fit."""
+    if gradients[0].shape != forwards[0].shape or prod(gradients[0].shape) > LARGEST:
+        return None
+    if any(array.dtype.kind == "c" for array in (*gradients, *forwards)):
+        return None
+    ours, theirs, x, z = (np.asarray(array, np.float64) for array in (*gradients, *forwards))
+    if not all(np.isfinite(a).all() for a in (ours, theirs, x, z)):
+        return None
+    return ours, theirs, x, z, TIE * max(noise, 1e-300) * float(np.sqrt(np.mean(x**2)))
 
 
 def sign_changes(ours: Array, theirs: Array) -> int:
@@ -87,12 +121,39 @@ def in_few_places(ours: Array, theirs: Array, limit: float) -> bool:
     )
 
 
+def _at_kink(ours: Floats, theirs: Floats, x: Floats, z: Floats, kink: float, tie: float) -> NDArray[np.bool_]:
+    """Where two sides are on either side of a kink and next to it. On the kink itself, which the numbers of a short
+    format often hit, a side may let its gradient through or not: both are subgradients."""
+    near = (np.abs(x - kink) <= tie) & (np.abs(z - kink) <= 2 * tie)
+    on_it = ((x == kink) | (z == kink)) & ((ours == 0) != (theirs == 0))
+    found: NDArray[np.bool_] = near & (((x > kink) != (z > kink)) | on_it)
+    return found
+
+
+def _cap(ours: Floats, theirs: Floats, x: Floats, flipped: NDArray[np.bool_]) -> float | None:
+    """The value beyond which no gradient is let through on either side, as of a ReLU6 or a clamp; None if there is
+    none. It is where the gradients are that one side alone cuts off."""
+    one_sided = ((ours == 0) != (theirs == 0)) & ~flipped
+    if not one_sided.any():
+        return None
+    cap = float(np.median(x[one_sided]))
+    beyond = x > cap if cap > 0 else x < cap
+    beyond &= ~one_sided
+    inside = (np.sign(x) == np.sign(cap)) & (np.abs(x) < abs(cap)) & ~one_sided
+    if not (cap and beyond.any() and inside.any()) or ours[beyond].any() or theirs[beyond].any():
+        return None
+    return cap if min(np.mean(ours[inside] != 0), np.mean(theirs[inside] != 0)) >= LET_THROUGH else None
+
+
 def _only_there(ours: Floats, theirs: Floats, flipped: NDArray[np.bool_], limit: float) -> bool:
     count = int(flipped.sum())
     if not 0 < count <= MOST * flipped.size:
         return False
-    rest = float(np.linalg.norm(np.where(flipped, 0.0, theirs - ours)))
-    return rest <= limit * float(np.linalg.norm(ours))
+    rest = np.where(flipped, ours, theirs)
+    allowed = limit * float(np.linalg.norm(ours))
+    if float(np.linalg.norm(theirs - ours)) <= allowed:  # a part alone is beyond noise, and must be so by its flips
+        return worst_for_its_size(ours, rest, measure(ours, rest)) <= WORST_OF_MANY * limit
+    return float(np.linalg.norm(rest - ours)) <= allowed
 
 
 def _routed(ours: Floats, theirs: Floats, x: Floats, z: Floats, tie: float, limit: float) -> int | None:

@@ -15,9 +15,9 @@ from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
 from .graph import Graph
-from .ladder import SHORT_LIMIT
-from .limits import worst_part
+from .ladder import SHORT_LIMIT, is_short
 from .noise import GAIN_MARGIN, WORST_OF_MANY
+from .parts import worst_part
 
 MASKED = 64  # elements, below which nothing is said of masks
 SIGMAS = 6.0  # by which what two random masks drop may differ
@@ -141,11 +141,18 @@ def _decided(
         reason = "near-ties were decided the other way inside its operation; in float64 both decide alike"
         result = replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
     elif own.beyond_noise:
-        result = _drifting(result, own, graph, drifted)
+        result = result if _is_undecidable(result) else _drifting(result, own, graph, drifted)
     elif result.verdict not in CLEAN and result.measurement is not None:
         result = _explained(result, own, _is_behind_drift(result.site, graph, results))
     inherited = result.inherited if own.inherited is None else own.inherited
     return replace(result, introduced=own.error, inherited=inherited)
+
+
+def _is_undecidable(result: PairResult) -> bool:
+    """Whether nothing could be said of a gradient in a short format: its masks rest on more digits than were recorded,
+    in a replay, too."""
+    unit = roundoff(result.pair.reference.dtype, result.pair.candidate[0].dtype)
+    return result.verdict is Verdict.INCONCLUSIVE and result.site.phase in BACKWARD_PHASES and is_short(unit)
 
 
 def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mapping[Site, str]) -> PairResult:

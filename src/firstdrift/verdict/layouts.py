@@ -43,7 +43,9 @@ def other_layouts(
         if not any(_holds(part, result.site) for part in parts):
             # With equal weights it is the operation that differs, even where a norm or a pool behind it hides that.
             around = (n for n in _around(result.site) if n in outputs and any(_holds(n, weight) for weight in weights))
-            parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits, load)][:1]
+            parts += [name for name in around if _makes_up(name, outputs[name], result, results, limits, graph, load)][
+                :1
+            ]
     inside = {site: _reason(part) for site in results for part in parts if _holds(part, site)}
     if not parts:  # else what follows from them is looked at first: a part that agrees by itself needs no other
         inside |= _likewise(results, drifts)
@@ -129,7 +131,8 @@ def _reason(part: str) -> str:
 
 
 def _makes_up(
-    part: str, outputs: Iterable[PairResult], drift: PairResult, results: Results, limits: Limits, load: Load
+    part: str, outputs: Iterable[PairResult], drift: PairResult, results: Results, limits: Limits,
+    graph: Graph, load: Load,
 ) -> bool:  # fmt: skip
     """Whether a part's outputs agree, and would not if nothing made up for the drift."""
     fed = [
@@ -148,22 +151,40 @@ def _makes_up(
         if result.error > noise + GAIN_MARGIN * entered or not _outweighs(drift, result, result.error):
             return False
         unit = roundoff(result.pair.reference.dtype, result.pair.candidate[0].dtype)
-        if is_short(unit) and not _outweighs(drift, result, result.error * _dilution(result, fed, load)):
-            return False
+        if is_short(unit):
+            diluted = max(result.error, unit) * _dilution(drift.site, part, results, graph, load)
+            if not _outweighs(drift, result, diluted):
+                return False
     return True
 
 
-def _dilution(output: PairResult, fed: Sequence[PairResult], load: Load) -> float:
-    """How many times larger a part's output is than what the part adds to its input: behind a residual, an error of a
-    short format's rounding may be all that the part does."""
-    made = np.asarray(load(output.pair)[0], np.float64)
+def _dilution(site: Site, part: str, results: Results, graph: Graph, load: Load) -> float:
+    """How many times larger a tensor is than what was added to something that agrees, at most, where a difference goes
+    into a part's sums: behind a residual, a short format's rounding may be as large as all that was added."""
     most = 1.0
-    for one in fed:
-        read = load(one.pair)[0]
-        if read.shape == made.shape and read.dtype.kind == made.dtype.kind:
-            added = float(np.linalg.norm(made - np.asarray(read, np.float64)))
-            most = max(most, float(np.linalg.norm(made)) / added if added else np.inf)
+    for made in results.values():
+        if (
+            made.site.phase != "fwd"
+            or made.site.step != site.step
+            or not (_holds(part, made.site) or made.site.name == part)
+        ):
+            continue
+        sources = [
+            results[one] for one in graph.producers(made.site) if one in results and one.phase in ("fwd", "input")
+        ]
+        if any((one.error or 0.0) >= IN_SIGHT for one in sources):
+            agreeing = [one for one in sources if one.measurement is not None and (one.error or 0.0) < IN_SIGHT]
+            most = max([most, *(_against_added(load(made.pair)[0], load(one.pair)[0]) for one in agreeing)])
     return most
+
+
+def _against_added(made: Array, fed: Array) -> float:
+    """The size of a tensor against that of its difference from another of the same shape."""
+    if made.shape != fed.shape or "c" in (made.dtype.kind, fed.dtype.kind):
+        return 1.0
+    output = np.asarray(made, np.float64)
+    size, added = float(np.linalg.norm(output)), float(np.linalg.norm(output - np.asarray(fed, np.float64)))
+    return size / added if added else np.inf
 
 
 def _around(site: Site) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..compare.result import PairResult
@@ -13,6 +12,7 @@ from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from .graph import Graph
 from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, is_product, kind_of, local_limit, per_sample
+from .parts import worst_part as worst_part
 
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
 
@@ -180,15 +180,6 @@ class Limits:
         inputs = [m for other in producers if other.phase in ("fwd", "input") and (m := self.items[other].measurement)]
         scale = max((m.norm_reference / math.sqrt(m.compared) for m in inputs if m.compared), default=1.0)
         return beside.measurement.norm_reference / (math.sqrt(fan_in) * scale) if scale > 0 else 0.0
-
-
-def worst_part(measurement: Measurement) -> float:
-    """The error of the worst row, column or block, on the scale of the whole tensor."""
-    detail = measurement.detail
-    if detail is None:
-        return 0.0
-    regions = (detail.worst_row, detail.worst_column, detail.worst_block)
-    return max((region.error for region in regions if region is not None), default=0.0)
 
 
 def _kind(pair: Pair) -> str:
