@@ -160,7 +160,7 @@ def _parameters(evidence: Evidence, width: int) -> tuple[dict[str, Floats], dict
 
 
 def _rows(given: Mapping[str, Array], width: int) -> dict[str, Floats]:
-    usable = {name: x for name, x in given.items() if x.size and x.shape[-1] == width}
+    usable = {name: x for name, x in given.items() if x.ndim and x.size and x.shape[-1] == width}
     single = {name: x for name, x in usable.items() if x.ndim < 3 or len(x) == 1}
     return {name: np.asarray(x, np.float64).reshape(-1, width) for name, x in single.items()}
 
