@@ -146,5 +146,7 @@ def test_a_row_that_is_wrong_for_another_reason_was_written(op, change):
 def test_a_parameter_without_axes_stops_no_hypothesis():
     x = numbers(2, 5, 8)
     counted = {"weight": np.ones(8), "num_batches_tracked": np.array(3.0)}
-    said = cause(x, numbers(2, 5, 8, seed=4), 1e-6, inputs={"in.0": x}, parameters=counted, candidate_parameters=counted)
+    said = cause(
+        x, numbers(2, 5, 8, seed=4), 1e-6, inputs={"in.0": x}, parameters=counted, candidate_parameters=counted
+    )
     assert said.label == "unknown"  # and no hypothesis failed, which would be a warning
