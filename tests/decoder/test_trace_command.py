@@ -1,9 +1,12 @@
 """`firstdrift trace MODEL --save-tensor STAGES`: the flags, the files, and what is refused."""
 
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,9 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import firstdrift as fd
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.decoder.loading import load_decoder
+from firstdrift.decoder.tracing import perform, prepare
 from firstdrift.stages import STAGES
 
-from .checkpoints import IDS, converted, directory, said, stage
+from .checkpoints import HOW, IDS, converted, directory, said, stage
 
 SENTINEL = 0xFFFFFFFF
 
@@ -383,3 +388,53 @@ def test_help_and_a_refused_plan_load_no_framework(model):
         "assert said.exit_code == 2, said.output\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(model)], check=True)
+
+
+@pytest.mark.parametrize("format", ["aprt", "trace"])
+def test_bars_are_told_of_every_byte_loaded_and_every_tensor_recorded(tmp_path, format):
+    bars = {}
+
+    @contextmanager
+    def bar(description, total):
+        bars[description] = [total, 0]
+
+        def advance(done):
+            bars[description][1] += done
+
+        yield advance
+
+    model = directory(tmp_path / "model", tie_word_embeddings=True)
+    asked = prepare(model, "all", "0..9", tmp_path / "out", tokens=IDS, **(HOW | {"format": format}))
+    perform(asked, loading=bar, recording=bar)
+    held = sum(one.nbytes for one in load_decoder(model).parameters())
+    assert bars == {"loading": [held, held], "stages": [asked.selection.count] * 2}
+
+
+def on_a_terminal(*arguments):
+    """What the command draws on a terminal."""
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "firstdrift", *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=its, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(its)
+        drawn = b""
+        while True:
+            try:
+                drawn += os.read(ours, 65536)
+            except OSError:  # how a terminal says that its last user is gone
+                break
+        assert process.wait() == 0, drawn.decode()
+    os.close(ours)
+    return drawn.decode()
+
+
+def test_a_terminal_shows_a_bar_for_both_engines(tmp_path):
+    model = directory(tmp_path / "model", vocab_size=20_000, hidden_size=1024)  # 156 MiB: what loads at once shows none
+    for engine in ("decoder", "transformers"):
+        shown = on_a_terminal(
+            "trace", model, "--save-tensor", "lm_head", "--tokens", "1,2", "--engine", engine, "--output",
+            tmp_path / engine,
+        )  # fmt: skip
+        assert "loading" in shown, engine
+        assert "stages" in shown, engine

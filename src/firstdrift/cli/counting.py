@@ -9,7 +9,7 @@ from typing import Any
 
 
 @contextmanager
-def counted(description: str, total: int) -> Iterator[Callable[[int], None]]:
+def counted(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A function to call with every number of pieces done; draws a bar on a terminal."""
     if not sys.stderr.isatty():
         yield lambda count: None

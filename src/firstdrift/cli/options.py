@@ -52,9 +52,12 @@ def sizes(nbytes: int) -> str:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with every number of bytes done; draws a bar on a terminal when there is much to do."""
-    if total < SHOW_PROGRESS_FROM or not sys.stderr.isatty():
+def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A function to call with every number of bytes done; draws a bar on a terminal when there is much to do.
+
+    Without a total it shows that something goes on.
+    """
+    if not sys.stderr.isatty() or (total is not None and total < SHOW_PROGRESS_FROM):
         yield lambda nbytes: None
         return
     from rich.console import Console

@@ -9,7 +9,7 @@ import click
 
 from ..stages import DEFAULT_LAYERS, default_directory
 from .counting import counted
-from .options import debug_option, json_option, print_json, sizes
+from .options import debug_option, json_option, print_json, progress, sizes
 
 if TYPE_CHECKING:
     from ..decoder.tracing import Traced
@@ -79,8 +79,7 @@ def command(
         Path(model), stages, layers, Path(directory) if directory else default_directory(model), prompt=prompt,
         tokens=tokens, generate=generate, teacher=teacher, engine=engine, format=format, dtype=dtype, force=force,
     )  # fmt: skip
-    with counted("stages", asked.selection.count * asked.steps) as advance:
-        traced = perform(asked, advance)
+    traced = perform(asked, loading=progress, recording=counted)
     if as_json:
         print_json(traced.to_json())
     else:

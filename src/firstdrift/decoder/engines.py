@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .bars import Bar, no_bar
 from .cache import Cache
 from .loading import load_with_proof
 from .settings import DecoderConfig
@@ -26,8 +27,8 @@ class Engine(Protocol):
 class DecoderEngine:
     """Our own decoder, with weights that are proven to have arrived."""
 
-    def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype) -> None:
-        self.model, proof = load_with_proof(path, config, dtype)
+    def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype, bar: Bar = no_bar) -> None:
+        self.model, proof = load_with_proof(path, config, dtype, bar)
         self.loaded = str(proof)
         self._cache = Cache()
 

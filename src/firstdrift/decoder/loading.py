@@ -16,6 +16,7 @@ from ..loading.identifiers import POPULATE
 from ..loading.plan import make_plan
 from ..loading.populating import populate
 from ..loading.proof import Loaded
+from .bars import Bar, no_bar
 from .config import config_of
 from .model import Decoder
 from .settings import DecoderConfig
@@ -35,9 +36,9 @@ def load_decoder(path: str | PathLike[str], *, dtype: torch.dtype | None = None)
 
 
 def load_with_proof(
-    path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype | None = None
+    path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype | None = None, bar: Bar = no_bar
 ) -> tuple[Decoder, Loaded]:
-    """The model, and for each of its tensors where its numbers came from."""
+    """The model, and for each of its tensors where its numbers came from. `bar` counts the model's bytes."""
     with open_checkpoint(path) as checkpoint:
         refuse_missing_layers(checkpoint, config)
         with torch.device("meta"):
@@ -45,7 +46,8 @@ def load_with_proof(
         _refuse_other_shapes(model, checkpoint)
         model = model.to_empty(device="cpu")
         model.tie()
-        return model.eval(), populate(model, checkpoint, None, cast=True)
+        with bar("loading", sum(one.nbytes for one in model.parameters())) as advance:
+            return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
 
 
 def dtype_of(checkpoint: Checkpoint) -> torch.dtype:

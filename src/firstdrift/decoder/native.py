@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ RANKS = 128  # more than that, so that a layer's orders do not reach the next on
 
 
 class NativeTrace:
-    """Records a run as a trace, in the background."""
+    """Records a run as a trace.
+
+    Each stage goes to disk as it is seen: a copy for a background queue costs more than the write, and the model's
+    threads want every core.
+    """
 
     def __init__(
         self,
@@ -38,14 +42,12 @@ class NativeTrace:
         selection: Selection,
         header: Mapping[str, Json],
         overwrite: bool,
-        advance: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._config = config
         self._selection = selection
-        self._advance = advance
         self._step = 0
         self._directory = directory
-        self._writer = Writer(directory, overwrite=overwrite, background=True, **header)
+        self._writer = Writer(directory, overwrite=overwrite, **header)
 
     def begin(self, step: int, tokens: Sequence[int]) -> None:
         """Record what is fed."""
@@ -67,7 +69,6 @@ class NativeTrace:
             order=(self._config.num_hidden_layers if whole else layer) * RANKS + RANK[stage],
             producers=[Site(self._step, "fwd", site_name(*one), "out") for one in made_of], **details,
         )  # fmt: skip
-        self._advance(1)
 
     def close(self) -> None:
         """End the trace."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +61,11 @@ class Recording(Protocol):
 class StageFiles:
     """`layer-N/<stage>.bin` in a directory; with several steps, in `step-K` of it. Written while the model goes on."""
 
-    def __init__(
-        self, directory: Path, steps: int = 1, advance: Callable[[int], None] = lambda count: None
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: Path, steps: int = 1) -> None:
         if is_trace(directory):
             raise TraceExistsError(f"{directory}: holds a trace, not stage files; choose another directory")
         self._directory = self._at = directory
         self._steps = steps
-        self._advance = advance
         self._written: set[Path] = set()
         self._queue = BackgroundQueue(QUEUE_BYTES)
 
@@ -87,7 +84,6 @@ class StageFiles:
 
     def _write(self, at: Path, layer: int, stage: str, values: Any) -> None:
         self._written.add(write_stage_file(at, layer, stage, values))
-        self._advance(1)
 
     def close(self) -> None:
         """Wait for what is not written yet; raises what could not be written."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..errors import CaptureError
+from .bars import Advance
 from .engines import Engine
 from .recording import Recording, Selection
 from .taps import Taps
@@ -20,13 +22,19 @@ def run(
     *,
     steps: int = 1,
     given: Sequence[int] = (),
+    advance: Advance = lambda count: None,
 ) -> tuple[int | None, ...]:
     """Feed a prompt and then one token a step, recording what is selected; the cache carries over.
 
     Returns the likeliest token after every step, the first of equals, None where logits are NaN. It is fed next,
-    unless `given` has another, so that two engines can be led along the same text.
+    unless `given` has another, so that two engines can be led along the same text. `advance` is told of every tensor.
     """
-    taps = Taps(selection.wants, recording.see)
+
+    def see(stage: str, layer: int, tensor: Tensor) -> None:
+        recording.see(stage, layer, tensor)
+        advance(1)
+
+    taps = Taps(selection.wants, see)
     feed = list(prompt)
     chosen: list[int | None] = []
     for step in range(steps):

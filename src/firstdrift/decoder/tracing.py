@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,6 +14,7 @@ from ..errors import CaptureError, FirstdriftError
 from ..stages import SavePlan
 from ..strict_json import Json
 from .asking import check_length, check_tokens, parse_tokens, select
+from .bars import Bar, no_bar
 from .config import config_of
 from .config_json import to_config
 from .native import NativeTrace
@@ -122,24 +123,28 @@ def prepare(
     )  # fmt: skip
 
 
-def perform(asked: Asked, advance: Callable[[int], None] = lambda count: None) -> Traced:
-    """Load, run, record; `advance` is told of every tensor. A trace of a run that failed has no end line."""
+def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Traced:
+    """Load, run, record, with a bar for bytes loaded and one for tensors recorded.
+
+    A trace of a run that failed has no end line.
+    """
+    target: NativeTrace | StageFiles
+    if asked.format == "aprt":
+        target = StageFiles(asked.plan.directory, asked.steps)
+    else:
+        target = NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force)
     with ExitStack() as ends:
-        recording: NativeTrace | StageFiles
-        if asked.format == "aprt":
-            recording = StageFiles(asked.plan.directory, asked.steps, advance)
-        else:
-            recording = NativeTrace(
-                asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force, advance
-            )
-        ends.callback(recording.abort)
-        engine = _engine(asked)
+        ends.callback(target.abort)
+        engine = _engine(asked, loading)
         from .running import run  # which needs PyTorch, as the engine does
 
-        chosen = run(engine, recording, asked.selection, asked.prompt, steps=asked.steps, given=asked.teacher)
-        recording.close()
-    files = [(path.relative_to(asked.plan.directory), path.stat().st_size) for path in recording.files()]
-    return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, recording)))
+        with recording("stages", asked.selection.count * asked.steps) as advance:
+            chosen = run(
+                engine, target, asked.selection, asked.prompt, steps=asked.steps, given=asked.teacher, advance=advance
+            )
+            target.close()
+    files = [(path.relative_to(asked.plan.directory), path.stat().st_size) for path in target.files()]
+    return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, target)))
 
 
 def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:
@@ -152,7 +157,7 @@ def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:
         return None
 
 
-def _engine(asked: Asked) -> Any:
+def _engine(asked: Asked, loading: Bar) -> Any:
     try:
         import torch
     except ImportError:
@@ -161,10 +166,11 @@ def _engine(asked: Asked) -> Any:
     if asked.engine == "transformers":
         from .transformers_engine import TransformersEngine
 
-        return TransformersEngine(asked.model, asked.config, dtype)
+        with loading("loading", None):  # the library does not say how far it is
+            return TransformersEngine(asked.model, asked.config, dtype)
     from .engines import DecoderEngine
 
-    return DecoderEngine(asked.model, asked.config, dtype)
+    return DecoderEngine(asked.model, asked.config, dtype, loading)
 
 
 def _header(asked: Asked) -> dict[str, Json]:
