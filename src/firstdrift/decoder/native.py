@@ -99,12 +99,10 @@ def producers(stage: str, layer: int, selection: Selection, config: DecoderConfi
         if one in seen:
             continue
         seen.add(one)
-        if one[0] in PRODUCERS.keys() - WHOLE_MODEL - config.stages(one[1]):
-            continue  # a layer has a dense network or experts, not both
         if selection.wants(*one):
             found[one] = None
-        else:
-            waiting.extend(_direct(*one))
+        elif one[0] not in PRODUCERS.keys() - WHOLE_MODEL - config.stages(one[1]):
+            waiting.extend(_direct(*one))  # a layer has a dense network or experts, not both
     return list(found)
 
 
