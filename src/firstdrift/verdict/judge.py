@@ -16,7 +16,7 @@ import numpy as np
 from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
-from ..compare.result import CLEAN, PairResult, Verdict
+from ..compare.result import PairResult, Verdict
 from ..compare.storage import STORED_DIFFERENTLY
 from ..dtypes import roundoff
 from ..sites import Site
@@ -24,10 +24,10 @@ from ..traces import Array
 from .arbiter import Truth
 from .calibrated import limits_for
 from .doubts import Doubts
-from .flips import MANY, MOST, explained_by_flips, explained_by_kinks, tied_choices
+from .excuses import Excuses
+from .flips import MANY, MOST, tied_choices
 from .graph import Graph
-from .handed_on import follows_from_outputs, multiple_of_error
-from .introduced import AMPLIFIED, REFERENCE_OFF
+from .introduced import REFERENCE_OFF
 from .layouts import other_layouts, same_numbers
 from .noise import WORST_OF_MANY
 from .parts import worst_for_its_size, worst_part
@@ -89,6 +89,7 @@ class _Court:
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
+        self.excuses = Excuses(self.items, self.results, graph, self.error, load)
         self.doubts = Doubts(self.items, self.results, graph, self.limits, load)
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
 
@@ -187,9 +188,9 @@ class _Court:
         if judged.site._replace(phase="weight") in self.settled:
             reason = "its weight is stored in another layout; say which in a map to compare it"
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
-        if not dirty and (handed_on := self.handed_on(judged)) is not None:
+        if not dirty and (handed_on := self.excuses.handed_on(judged)) is not None:
             return replace(judged, verdict=Verdict.NOISE, reason=handed_on)
-        if not dirty and (flip := self.flip(judged)) is not None:
+        if not dirty and (flip := self.excuses.flip(judged)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
         if not dirty and (doubt := self.doubts.about(judged)) is not None:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=doubt)
@@ -229,66 +230,6 @@ class _Court:
             reason = "its weight is stored in another layout; say which in a map to compare it"
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         return replace(judged, verdict=Verdict.NOISE, reason=layout)
-
-    def handed_on(self, judged: PairResult) -> str | None:
-        """Whether a loss, or its gradient, differs by what the outputs that it reads make it differ by."""
-        site = judged.site
-        assert judged.limit is not None
-        if site.phase == "loss" and follows_from_outputs(self.load(judged.pair), self.read(site), judged.limit):
-            return f"{AMPLIFIED}: it differs by what its gradient says of how its outputs do"
-        if site.phase != "lossgrad":
-            return None
-        for output in self.read_by_loss(site):
-            both = self.load(judged.pair), self.load(self.items[output].pair)
-            if (factor := multiple_of_error(*both, judged.limit)) is not None:
-                return (
-                    f"{AMPLIFIED}: it differs by {factor:.3g} times what the output does, which is close to its target"
-                )
-        return None
-
-    def read(self, loss: Site) -> list[tuple[tuple[Array, Array], tuple[Array, Array]]]:
-        """Both sides' gradients and outputs of everything that a loss reads; none, where an output is not known."""
-        found = []
-        for site, item in self.items.items():
-            if (site.phase, site.step, site.sample) != ("lossgrad", loss.step, loss.sample):
-                continue
-            shape = item.pair.reference.shape
-            outputs = [one for one in self.read_by_loss(site) if self.items[one].pair.reference.shape == shape]
-            if not outputs or item.measurement is None:
-                return []
-            found.append((self.load(item.pair), self.load(self.items[outputs[0]].pair)))
-        return found
-
-    def read_by_loss(self, site: Site) -> list[Site]:
-        """The clean outputs that a loss may have read to make this gradient."""
-        ends = [site._replace(phase="fwd", name="", port=port) for port in (site.port, "out")]
-        found = [one for one in dict.fromkeys((*ends, *self.graph.producers(site))) if one in self.results]
-        return [one for one in found if self.results[one].verdict in CLEAN and self.items[one].measurement is not None]
-
-    def flip(self, judged: PairResult) -> str | None:
-        """Whether a gradient differs only where the forward pass took a decision between near-ties."""
-        if judged.site.phase not in ("agrad", "lossgrad"):
-            return None
-        assert judged.limit is not None
-        gradients = None
-        for forward in self.decided_on(judged.site):
-            pair = self.items[forward].pair
-            gradients = gradients or self.load(judged.pair)
-            noise = max(self.error(forward), roundoff(pair.reference.dtype, pair.candidate[0].dtype))
-            explained = explained_by_flips if judged.site.phase == "agrad" else explained_by_kinks
-            if (flip := explained(gradients, self.load(pair), judged.limit, noise)) is not None:
-                return flip
-        return None
-
-    def decided_on(self, site: Site) -> list[Site]:
-        """Forward values that a mask on this gradient may have been decided on: those of the output itself, or what
-        its readers were fed, which a sum and a ReLU that nobody recorded may have made of it."""
-        if site.phase == "lossgrad":
-            return [one for one in self.read_by_loss(site) if not self.items[one].is_integer]
-        own = site._replace(phase="fwd")
-        fed = [other for other in self.graph.consumers(own) if other.port.startswith("in.")]
-        found = [one for one in dict.fromkeys((own, *fed)) if one in self.items and one in self.results]
-        return [one for one in found if self.results[one].verdict in CLEAN and not self.items[one].is_integer]
 
     def coarser_precision(self, judged: PairResult) -> str | None:
         """What a site was computed or stored in, by the grid of its numbers or by the size of its error."""
