@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
@@ -33,12 +33,21 @@ def mapped_rows(work: Callable[..., Array], *arrays: Array) -> Array:
     first = arrays[0]
     if first.nbytes <= IN_MEMORY or first.ndim == 0:
         return work(*arrays)
-    rows = max(1, CHUNK // max(1, first.size // len(first)))
     sample = work(*(array[:1] for array in arrays))
     result = scratch(first.shape, sample.dtype)
-    for start in range(0, len(first), rows):
-        result[start : start + rows] = work(*(array[start : start + rows] for array in arrays))
+    for into, *rows in zip(row_slices(result), *map(row_slices, arrays), strict=True):
+        into[...] = work(*rows)
     return result
+
+
+def row_slices(array: Array) -> Iterator[Array]:
+    """Slices along the first axis that are small enough to work on; their number is a matter of the shape alone."""
+    if array.size <= CHUNK or array.ndim == 0:
+        yield array
+        return
+    rows = max(1, CHUNK // (array.size // len(array)))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
 
 
 def concatenated(arrays: list[Array], axis: int) -> Array:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.measuring import load_pair
+from ..compare.fills import without_fills
+from ..compare.measuring import load_pair, load_recorded
 from ..compare.pairs import Pair, ReconcileError
 from ..dtypes import roundoff
 from ..errors import FirstdriftError
@@ -122,8 +123,10 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
     maker = _maker(site, runs)
     out = _out(maker, runs)
     parameters, own = _parameters(maker, runs, replayed)
-    wanted = expected if replayed and expected is not None else both[0]
-    found = both[1]
+    wanted, found = both
+    if replayed and expected is not None:
+        recorded = load_recorded(runs.pairs[site], runs.reference_trace, runs.candidate_trace)
+        wanted, found = without_fills(expected, plain(recorded[1]))
     if site.phase == "weight_after" and (before := runs.both(site._replace(phase="weight"))) is not None:
         wanted, found = np.subtract(wanted, before[1] if replayed else before[0]), np.subtract(found, before[1])
     settings = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else out

@@ -17,6 +17,7 @@ from ..records import NOT_COMPARABLE, Record
 from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
 from ..traces import Array, Trace
+from .fills import without_fills
 from .pairs import Pair, ReconcileError, apply_all
 from .result import Verdict
 
@@ -58,7 +59,16 @@ def measure_pairs(
 
 
 def load_pair(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
-    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
+    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site.
+
+    Where both have a mask's fill, it is -inf.
+    """
+    ours, theirs = load_recorded(pair, reference, candidate)
+    return without_fills(ours, theirs) if pair.site.phase == "fwd" else (ours, theirs)
+
+
+def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
+    """Both tensors of a pair, reconciled, with the values that were recorded."""
     ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
     return _same_shape(ours, _candidate(pair, candidate))
 

@@ -1,0 +1,152 @@
+"""A mask's fill, the huge negative constant where nothing may be seen, hides nothing beside it and is not judged."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import firstdrift as fd
+from firstdrift import scratch
+from firstdrift.compare.fills import without_fills
+
+FILLS = [-np.inf, float(np.finfo(np.float32).min), -1e30, -1e9]
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+
+
+def scores(seed=0, shape=(2, 3, 12, 12)):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def masked(values, fill, *, added=False):
+    hidden = ~np.tri(values.shape[-1], dtype=bool)
+    with np.errstate(over="ignore"):
+        return np.where(hidden, values + fill if added else fill, values).astype(values.dtype)
+
+
+def verdict(tmp_path, reference, candidate, op="Scores"):
+    for name, array in (("ref", reference), ("cand", candidate)):
+        with fd.Writer(tmp_path / name) as writer:
+            writer.put("scores", "fwd", array, op=op)
+    return fd.diff(tmp_path / "ref", tmp_path / "cand")
+
+
+@pytest.mark.parametrize("fill", [*FILLS, -1e4])
+@pytest.mark.parametrize("added", [False, True])
+def test_an_error_beside_a_fill_is_seen(tmp_path, fill, added):
+    reference, candidate = masked(scores(), fill, added=added), masked(scores() * np.float32(1.001), fill, added=added)
+    found = verdict(tmp_path, reference, candidate)
+    assert found.verdict == "drift"
+    assert found.pairs[0].error == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("other", FILLS)
+def test_which_fill_a_mask_has_is_no_drift(tmp_path, fill, other):
+    noisy = scores() * np.float32(1 + 1e-7)
+    assert verdict(tmp_path, masked(scores(), fill), masked(noisy, other)).verdict == "noise"
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("other", FILLS)
+def test_a_mask_that_hides_another_place_is_a_drift(tmp_path, fill, other):
+    candidate = masked(scores(), other)
+    candidate[1, 2, 7, 7] = other
+    assert verdict(tmp_path, masked(scores(), fill), candidate).verdict == "drift"
+
+
+@pytest.mark.parametrize("outlier", [-300.0, -3e3, -3e5])
+def test_a_wrong_outlier_channel_is_no_fill(tmp_path, outlier):
+    reference = scores(shape=(4, 50, 64))
+    reference[..., 9] = outlier * (1 + 0.05 * reference[..., 9])
+    candidate = reference.copy()
+    candidate[..., 9] *= 1.01
+    assert verdict(tmp_path, reference, candidate).verdict == "drift"
+
+
+@pytest.mark.parametrize("outlier", [-3e3, -3e5])
+def test_an_outlier_channel_of_other_tokens_is_no_fill(tmp_path, outlier):
+    reference = scores(shape=(4, 50, 64))
+    reference[..., 9] = outlier * (1 + 0.05 * reference[..., 9])
+    candidate = reference.copy()
+    candidate[..., 9] = candidate[:, ::-1, 9]
+    assert verdict(tmp_path, reference, candidate).verdict == "drift"
+
+
+@pytest.mark.parametrize("constant", [-300.0, -2000.0])
+def test_a_constant_channel_that_may_be_something_else_than_a_fill_is_judged(tmp_path, constant):
+    reference = scores(shape=(4, 50, 64))
+    reference[..., 9] = constant
+    candidate = reference.copy()
+    candidate[..., 9] *= 1.1
+    assert verdict(tmp_path, reference, candidate).verdict == "drift"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 99), fill=st.sampled_from([-6e4, -1e4, -np.inf]), data=st.data())
+def test_only_what_is_hidden_on_both_sides_is_left_out(dtype, seed, fill, data):
+    shape = data.draw(st.sampled_from([(5, 7), (2, 3, 4), (1, 1), (6, 1)]))
+    hidden = np.random.default_rng(seed).random(shape) < data.draw(st.sampled_from([0.0, 0.2, 1.0]))
+    ours, theirs = (np.where(hidden, fill, scores(seed + n, shape)).astype(dtype) for n in (0, 1))
+    left = [np.isneginf(np.asarray(one, np.float64)) for one in without_fills(ours, theirs)]
+    assert np.array_equal(left[0], hidden)
+    assert np.array_equal(left[1], hidden)
+    for before, after in zip((ours, theirs), without_fills(ours, theirs), strict=True):
+        assert np.array_equal(before[~hidden], after[~hidden])
+        assert after.dtype == before.dtype
+
+
+def test_large_tensors_are_looked_at_in_slices(monkeypatch):
+    ours, theirs = masked(scores(0), -1e9), masked(scores(1), -1e30)
+    whole = without_fills(ours, theirs)
+    monkeypatch.setattr(scratch, "CHUNK", 100)
+    monkeypatch.setattr(scratch, "IN_MEMORY", 400)
+    sliced = without_fills(ours, theirs)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, sliced, strict=True))
+    assert np.isneginf(sliced[0]).sum() == 2 * 3 * 66
+
+
+def test_nan_is_no_fill(tmp_path):
+    reference = masked(scores(), -1e9)
+    candidate = reference.copy()
+    candidate[0, 0, 3, 2] = np.nan
+    assert verdict(tmp_path, reference, candidate).verdict == "drift"
+
+
+class Attention(nn.Module):
+    """One that masks with the least number of the dtype it runs in, as much code does."""
+
+    def __init__(self, factor=1.0, fill=None):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.softmax = nn.Softmax(-1)
+        self.factor, self.fill = factor, fill
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / 4 * self.factor
+        fill = torch.finfo(x.dtype).min if self.fill is None else self.fill
+        hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return self.o(self.softmax(scores.masked_fill(hidden, fill)) @ self.v(x))
+
+
+def attentions(**changes):
+    reference, candidate = Attention(), Attention(**changes)
+    candidate.load_state_dict(reference.state_dict())
+    return {"reference": reference, "candidate": candidate, "inputs": (torch.randn(4, 12, 16),)}
+
+
+@pytest.mark.parametrize("fill", [None, -1e9, float("-inf")])
+def test_live_models_may_mask_with_the_least_number_of_their_dtype(fill):
+    torch.manual_seed(0)
+    assert fd.check(**attentions(fill=fill)).verdict in ("same", "noise")
+
+
+@pytest.mark.parametrize("fill", [None, -1e9, float("-inf")])
+def test_live_models_with_another_scale_are_told_at_the_scores(fill):
+    torch.manual_seed(0)
+    found = fd.check(**attentions(factor=1.1, fill=fill)).first_drift
+    assert (found.site.name, found.site.port) == ("softmax", "in.0")
+    assert found.cause.label in ("scale", "attention-scale")
+    assert "1.1" in found.cause.sentence
