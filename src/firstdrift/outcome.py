@@ -11,7 +11,7 @@ from .compare.measuring import Measured
 from .compare.pairs import Alignment, Pair, Unmatched
 from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from .compare.storage import STORED_DIFFERENTLY
-from .sites import BACKWARD_PHASES, Site
+from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site
 from .strict_json import Json
 from .traces import Trace
 from .verdict.graph import Graph
@@ -32,12 +32,15 @@ class Compared:
 
 
 def _missing_gradients(
-    judged: list[PairResult], alignment: Alignment, ours: Trace
+    judged: list[PairResult], alignment: Alignment, ours: Trace, theirs: Trace
 ) -> tuple[list[PairResult], tuple[Unmatched, ...]]:
     """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients.
 
-    That of an output is lost only by a module whose output was seen, where any was: what runs compiled is not.
+    That of an output is lost only by a module whose output was seen, where any was: what runs compiled is not. And that
+    of a parameter is not lost where the candidate has one like it under a name of its own.
     """
+    unpaired = {item.site for item in alignment.candidate_only if item.site.phase == "weight"}
+    called_otherwise = {(site.name, theirs[site].shape) for site in unpaired}
     names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
     seen = {(pair.site.name, pair.site.port) for pair in alignment.pairs if pair.site.phase == "fwd"}
     kinds = {(pair.site.step, pair.site.phase, pair.site.sample) for pair in alignment.pairs}
@@ -46,6 +49,8 @@ def _missing_gradients(
         site = item.site
         recorded = (site.name, site.port) in seen if seen and site.phase == "agrad" else site.name in names
         known = recorded and (site.step, site.phase, site.sample) in kinds
+        if site.phase in PARAMETER_PHASES and site in ours:
+            known = known and (site.name, ours[site].shape) not in called_otherwise
         if site.phase in BACKWARD_PHASES and known and site in ours and ours[site].absent is None:
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
             pair, by = Pair(site, ours[site], (), "missing"), f"{site.name or 'the model'}'s backward"
@@ -65,7 +70,7 @@ def compose(
 ) -> Result:  # fmt: skip
     """The result of a run from the verdicts of its pairs; `explain` is asked why the first drift is one."""
     ours, theirs, graph = compared.reference, compared.candidate, compared.graph
-    judged, missing = _missing_gradients(list(judged), compared.alignment, ours)
+    judged, missing = _missing_gradients(list(judged), compared.alignment, ours, theirs)
     alignment = replace(compared.alignment, reference_only=missing)
     return _result(judged, alignment, graph, ours, theirs, allowed, (*_captures(measured), *notes), explain)
 

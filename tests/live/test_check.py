@@ -778,3 +778,59 @@ def test_parameters_and_activations_of_other_names_are_matched_in_every_phase():
     assert not result.reference_only
     seen = {(pair.site.name, pair.site.port) for pair in result.pairs if pair.site.phase == "optim"}
     assert ("fc", "weight.momentum_buffer") in seen
+
+
+class TimeMix(nn.Module):
+    """Two parameters of one shape, under names of its own; a recurrence reads the one, its start the other."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        for name in names:
+            self.register_parameter(name, nn.Parameter(torch.rand(6)))
+
+    def forward(self, x):
+        decay, first = (getattr(self, name) for name in self.names)
+        state, made = torch.zeros_like(x[:, 0]), []
+        for token in x.unbind(1):
+            made.append(state + first * token)
+            state = decay * state + token
+        return torch.stack(made, 1)
+
+
+def mixes(same=False):
+    torch.manual_seed(1)
+    reference = nn.Sequential(nn.Linear(6, 6), TimeMix(("w", "u")), nn.Linear(6, 2))
+    candidate = nn.Sequential(nn.Linear(6, 6), TimeMix(("time_decay", "time_first")), nn.Linear(6, 2))
+    with torch.no_grad():
+        if same:
+            reference[1].u.copy_(reference[1].w)
+        for one, other in zip(candidate.parameters(), reference.parameters(), strict=True):
+            one.copy_(other)
+    return {
+        "reference": reference, "candidate": candidate, "inputs": torch.randn(3, 5, 6), "train": True,
+        "loss_fn": lambda y: y.square().mean(), "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    }  # fmt: skip
+
+
+def test_parameters_of_one_shape_and_other_names_are_matched_by_their_numbers():
+    result = fd.check(**mixes())
+    assert result.verdict in ("same", "noise"), result.sentence
+    assert {("1", "w"), ("1", "u")} <= {(p.site.name, p.site.port) for p in result.pairs if p.site.phase == "grad"}
+
+
+def test_a_gradient_is_not_lost_where_a_parameter_only_has_another_name():
+    result = fd.check(**mixes(same=True))  # equal numbers do not tell which is which
+    assert result.verdict in ("same", "noise"), result.sentence
+    assert {("grad", "w"), ("grad", "u")} <= {(item.site.phase, item.site.port) for item in result.reference_only}
+
+
+def test_a_gradient_is_lost_where_the_candidate_has_no_such_parameter():
+    pair = mixes()
+    pair["candidate"] = copy.deepcopy(pair["reference"])
+    with torch.no_grad():
+        pair["reference"][0].bias.zero_()
+    pair["candidate"][0].bias = None
+    result = fd.check(**pair)
+    assert where(result) == ("grad", "0", "bias"), result.sentence
+    assert result.first_drift.cause.label == "gradient-missing"

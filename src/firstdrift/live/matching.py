@@ -69,7 +69,7 @@ def match(
             found[name] = name + UNMATCHED if name in ours.names else name
     ports: dict[tuple[str, str], str] = {}
     for name in how:
-        parameters = _ports(ours.parameters.get(found[name], {}), theirs.parameters.get(name, {}))
+        parameters = _ports(ours, found[name], theirs, name)
         results = _results(ours.results.get(found[name], {}), theirs.results.get(name, {}))
         ports |= {(name, port): other for port, other in (parameters | results).items()}
     return Names(found, how, ports)
@@ -195,17 +195,29 @@ def _by_contents(ours: _Modules, theirs: _Modules, found: Mapping[str, str]) -> 
     return pairs
 
 
-def _ports(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> dict[str, str]:
-    """Parameters that are called differently: the only one of a shape on each side."""
-    left = [port for port in ours if port not in theirs]
-    found = {}
-    for port, record in theirs.items():
-        if port not in ours:
-            same = [other for other in left if ours[other].shape == record.shape]
-            rivals = [other for other in theirs if other not in ours and theirs[other].shape == record.shape]
+def _ports(ours: _Modules, name: str, theirs: _Modules, other: str) -> dict[str, str]:
+    """Parameters that are called differently: those with the very same numbers, or the only one of a shape on each
+    side."""
+    left, right = dict(ours.parameters.get(name, {})), dict(theirs.parameters.get(other, {}))
+    for port in left.keys() & right.keys():
+        del left[port], right[port]
+    found: dict[str, str] = {}
+    for key in (_by_numbers, _by_shape):
+        for port, record in list(right.items()):
+            same = [one for one in left if key(ours, left[one]) == key(theirs, record)]
+            rivals = [one for one in right if key(theirs, right[one]) == key(theirs, record)]
             if len(same) == len(rivals) == 1:
                 found[port] = same[0]
+                del left[same[0]], right[port]
     return found
+
+
+def _by_numbers(modules: _Modules, record: Record) -> object:
+    return record.shape, modules.checksum(record)
+
+
+def _by_shape(modules: _Modules, record: Record) -> object:
+    return record.shape
 
 
 def _results(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> dict[str, str]:
