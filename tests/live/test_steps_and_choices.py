@@ -74,3 +74,32 @@ def test_choices_between_near_ties_of_a_short_format_are_flips(shift, verdict):
     candidate[1].backwards, candidate[1].shift = True, shift
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1)).bfloat16()
     assert fd.check(reference=reference, candidate=candidate, inputs=(x,)).verdict == verdict
+
+
+class Best(nn.Module):
+    """The places of the two largest, the first of equals coming first or last; or of the first and third."""
+
+    def __init__(self, first=True, wrong=False):
+        super().__init__()
+        self.first, self.wrong = first, wrong
+
+    def forward(self, x):
+        order = torch.argsort(x if self.first else x.flip(-1), dim=-1, descending=True, stable=True)
+        order = order if self.first else x.shape[-1] - 1 - order
+        return order[:, [0, 2] if self.wrong else [0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("wrong", "verdict"), [(False, "flip"), (True, "drift")])
+def test_choices_between_equals_are_flips(wrong, verdict, dtype):
+    torch.manual_seed(0)
+    scores = nn.Linear(6, 8)
+    with torch.no_grad():
+        scores.weight[5], scores.bias[5] = scores.weight[2], scores.bias[2]
+    reference = nn.Sequential(scores, Best(), nn.Embedding(8, 4)).to(dtype)
+    candidate = nn.Sequential(copy.deepcopy(scores), Best(False, wrong), copy.deepcopy(reference[2])).to(dtype)
+    with torch.no_grad():
+        for model in (reference, candidate):
+            model[2].weight[5] = model[2].weight[2]
+    result = fd.check(reference=reference, candidate=candidate, inputs=(torch.randn(40, 6).to(dtype),))
+    assert result.verdict == verdict, result.sentence

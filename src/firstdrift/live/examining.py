@@ -17,7 +17,7 @@ from ..compare.measuring import Measured
 from ..dtypes import UNIT_ROUNDOFF, roundoff
 from ..sites import Site
 from ..traces import Array, Trace
-from ..verdict.flips import MOST, in_few_places
+from ..verdict.flips import MOST, in_few_places, tied_choices
 from ..verdict.graph import Graph
 from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
@@ -28,6 +28,8 @@ from .precise import dtype_of
 from .sides import Side, record
 
 FLOAT32 = LONG_LIMIT * UNIT_ROUNDOFF["f32"]  # what one operation of two correct float32 implementations may differ by
+BY_NOISE = "near-ties were decided the other way inside its operation; in float64 both decide alike"
+BETWEEN_EQUALS = "it chose otherwise between equals, where no rule says which comes first"
 IN_FLOAT64, AS_RUN = "in float64", "as run"
 SHORT_TIES = 0.25  # of all choices, those that a 16-bit format may decide otherwise
 
@@ -97,13 +99,15 @@ class Examination:
                 continue
             precise = None if self.precise is None else self.precise.introduced_at(site, FLOAT32)
             if precise is not None and precise.beyond_noise:
-                found[site] = precise
+                found[site] = replace(
+                    precise, decided=BETWEEN_EQUALS if item.is_integer and self.is_tie(site, graph) else ""
+                )
                 continue
             producers = [other for other in graph.producers(site) if other in limits.items]
             floor = self.floor(item, limits.local(item, producers))
             own = self.as_run.introduced_at(site, floor)
             if own is not None:
-                decided = precise is not None and self.is_decision(site, own)
+                decided = BY_NOISE if precise is not None and self.is_decision(site, own) else ""
                 found[site] = replace(own, decided=decided, inherited=self.inherited(item))
             elif precise is not None:
                 found[site] = precise
@@ -174,6 +178,19 @@ class Examination:
             most = SHORT_TIES if is_short(torch.finfo(dtype_of(self.candidate.model)).eps / 2) else MOST
             return float(np.mean(both[0] != both[1])) <= most
         return in_few_places(*both, own.limit)
+
+    def is_tie(self, site: Site, graph: Graph) -> bool:
+        """Whether choices differ, in float64 too, between equals alone: which of them comes first is nobody's rule."""
+        choices = None if self.precise is None else compared(self.precise.exact, self.precise.candidate, site)
+        if self.precise is None or choices is None:
+            return False
+        for other in graph.producers(site):
+            values = compared(self.precise.exact, self.precise.candidate, other)
+            if values is not None and values[0].dtype.kind == "f":
+                tied = tied_choices(choices, values, UNIT_ROUNDOFF["f64"])
+                if tied is not None:
+                    return tied
+        return False
 
     def floor(self, item: Measured, local: float) -> float:
         """What an operation may add by itself; a tensor that is shorter than the candidate's weights, and than the

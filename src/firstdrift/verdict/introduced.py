@@ -41,7 +41,7 @@ class Introduced:
     how: str
     worst: float = 0.0  # error of the worst row, column or block, and what noise explains of it
     worst_limit: float = inf
-    decided: bool = False  # by a near-tie inside the operation
+    decided: str = ""  # how, where that was a near-tie inside the operation
     inherited: float | None = None  # how far what was expected is from the reference's own tensor
     reference_off: bool = False  # the candidate is what the reference would be without casts to shorter formats
 
@@ -138,8 +138,7 @@ def _decided(
         reason = f"{REFERENCE_OFF}: it computes in a shorter format; without its casts it agrees with the candidate"
         result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
     elif own.decided:
-        reason = "near-ties were decided the other way inside its operation; in float64 both decide alike"
-        result = replace(result, verdict=Verdict.FLIP, reason=reason, introduced_by=None)
+        result = replace(result, verdict=Verdict.FLIP, reason=own.decided, introduced_by=None)
     elif own.beyond_noise:
         result = result if _is_undecidable(result) else _drifting(result, own, graph, drifted)
     elif result.verdict not in CLEAN and result.measurement is not None:
