@@ -24,6 +24,7 @@ from .outcome import Compared, compose
 from .replay.shadow import Shadow
 from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
+from .strict_json import Json, encode
 from .traces import Trace
 from .verdict.arbiter import ask
 from .verdict.calibrated import CALIBRATED
@@ -35,6 +36,8 @@ from .verdict.layouts import LAYOUT
 
 if TYPE_CHECKING:
     from .compare.mapping import Mapping
+
+    Map = Mapping | str | PathLike[str] | dict[str, Json]
 
 Source = str | PathLike[str] | Trace
 REPLAYED = 1 << 22  # elements of the largest tensor that is computed once more: several are held in float64
@@ -51,7 +54,7 @@ class Opened:
 
 
 def align_traces(
-    reference: Source, candidate: Source, *, map: Mapping | str | PathLike[str] | None = None,
+    reference: Source, candidate: Source, *, map: Map | None = None,
     only: Sequence[str] = (), phases: Sequence[str] = (), ignore: Sequence[str] = (),
     reference_reduction: str | None = None, candidate_reduction: str | None = None, batch: int | None = None,
     order: str | PathLike[str] | None = None,
@@ -60,7 +63,7 @@ def align_traces(
     ours, theirs = _open(reference, order), _open(candidate, order)
     if map is None:
         check_same_probes(ours, theirs)
-    mapping = _read_map(map) if isinstance(map, str | PathLike) else map
+    mapping = _read_map(map) if isinstance(map, str | PathLike | dict) else map
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
     selection = Selection(tuple(only), tuple(phases), tuple(ignore))
     alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
@@ -75,17 +78,17 @@ def compare_pairs(reference: Source, candidate: Source, **options: object) -> li
 
 def diff(
     reference: Source, candidate: Source, *, truth: Source | None = None,
-    map: Mapping | str | PathLike[str] | None = None, only: Sequence[str] = (), phases: Sequence[str] = (),
+    map: Map | None = None, only: Sequence[str] = (), phases: Sequence[str] = (),
     ignore: Sequence[str] = (), allow_missing: Sequence[str] = (), verify: bool = False, rule: str = "noise",
     abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
     batch: int | None = None, order: str | PathLike[str] | None = None, advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
     """Compare two traces and say where they first part.
 
-    `truth` is a third trace, of a float64 run, that decides which side is off. `map` is a mapping file. `only`,
-    `phases`, `ignore` and `allow_missing` are globs. `rule="jump"` is the rule of training-step traces, with its
-    `abs_floor`. Reductions and `batch` say what gradients are of where a format cannot. `advance` is called with
-    every number of bytes measured.
+    `truth` is a third trace, of a float64 run, that decides which side is off. `map` is a mapping file, or a table of
+    what one says. `only`, `phases`, `ignore` and `allow_missing` are globs. `rule="jump"` is the rule of training-step
+    traces, with its `abs_floor`. Reductions and `batch` say what gradients are of where a format cannot. `advance` is
+    called with every number of bytes measured.
     """
     if rule not in ("noise", "jump"):
         raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
@@ -172,10 +175,10 @@ def assert_same(reference: Source, candidate: Source, **options: object) -> Resu
     return result
 
 
-def _read_map(path: str | PathLike[str]) -> Mapping:
-    from .compare.mapping import read_map
+def _read_map(given: str | PathLike[str] | dict[str, Json]) -> Mapping:
+    from .compare.mapping import parse_map, read_map
 
-    return read_map(Path(path))
+    return parse_map(encode(given)) if isinstance(given, dict) else read_map(Path(given))  # JSON is YAML, too
 
 
 def _open(source: Source, order: str | PathLike[str] | None) -> Trace:

@@ -233,6 +233,15 @@ def test_a_map_reconciles_layouts(tmp_path, line, change):
     assert (result.verdict, result.exit_code) == ("same", 0)
 
 
+def test_a_map_may_be_a_table(tmp_path):
+    record(tmp_path / "r", {"fwd a": A, "fwd c": A})
+    record(tmp_path / "c", {"fwd b": np.ascontiguousarray(A.T), "fwd c": A})
+    result = fd.diff(tmp_path / "r", tmp_path / "c", map={"a": {"candidate": "b", "permute": [1, 0]}, "*": "*"})
+    assert (result.verdict, result.coverage.compared) == ("same", 2)
+    with pytest.raises(fd.FormatError, match="nowhere"):
+        fd.diff(tmp_path / "r", tmp_path / "c", map={"a": {"candidate": "b", "nowhere": 1}})
+
+
 def test_a_map_joins_what_the_candidate_keeps_apart(tmp_path):
     (tmp_path / "map.yaml").write_text("qkv: {candidate: [q, k, v], concatenate: 0}\n")
     record(tmp_path / "r", {"weight qkv": normal(12, 3)})
