@@ -37,10 +37,18 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
     if a == 0.0 or not math.isfinite(a):
         return
     names = names_of(a, evidence)
+    label = "attention-scale" if _is_read_by_softmax(evidence) else "scale"
     yield Finding(
-        "scale", f"found is {told(a, names)} times expected", a * floats(evidence.expected), 1,
+        label, f"found is {told(a, names)} times expected", a * floats(evidence.expected), 1,
         {"factor": a, "equals": list(names)},
     )  # fmt: skip
+
+
+def _is_read_by_softmax(evidence: Evidence) -> bool:
+    """Whether a tensor is the scores of a softmax, whose factor is its temperature."""
+    site = evidence.site
+    fed = site.phase == "fwd" and site.port.startswith("in.")
+    return fed and "softmax" in evidence.around.op(site._replace(port="out")).lower()
 
 
 def offset(evidence: Evidence) -> Iterator[Finding]:
