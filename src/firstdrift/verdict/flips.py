@@ -102,8 +102,18 @@ def tied_choices(indices: tuple[Array, Array], values: tuple[Array, Array], nois
     own, rival = (np.take_along_axis(z, index, -1) for index in flat[::-1])
     differing = flat[0] != flat[1]
     tie = TIE * noise * float(np.sqrt(np.mean(x**2)))
+    if not (_are_largest(flat[0], x, tie) or _are_largest(flat[0], -x, tie)):
+        return None
     # Each side chose by its own values, and by the reference's the two were as good as equal.
     return bool(np.all((np.abs(chosen - other) <= tie)[differing] & (np.abs(own - rival) <= 2 * tie)[differing]))
+
+
+def _are_largest(chosen: NDArray[np.int64], values: Floats, tie: float) -> bool:
+    """Whether what was chosen along the last axis is the largest there is: then it was chosen by these values."""
+    left = values.copy()
+    np.put_along_axis(left, chosen, -np.inf, -1)
+    least = np.take_along_axis(values, chosen, -1).min(-1)
+    return bool(np.all(least >= left.max(-1) - tie))
 
 
 def in_few_places(ours: Array, theirs: Array, limit: float) -> bool:

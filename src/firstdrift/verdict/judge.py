@@ -22,6 +22,7 @@ from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .arbiter import Truth
+from .behind_flips import BehindFlips
 from .calibrated import limits_for
 from .doubts import Doubts
 from .excuses import Excuses
@@ -89,6 +90,7 @@ class _Court:
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
+        self.behind_flips = BehindFlips(self.limits, self.error, load)
         self.excuses = Excuses(self.items, self.results, graph, self.error, load)
         self.doubts = Doubts(self.items, self.results, graph, self.limits, load)
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
@@ -162,11 +164,8 @@ class _Court:
         local = self.limits.local(item, producers)
         if max(judged.error, worst / WORST_OF_MANY) <= local and not dirty:
             return replace(judged, verdict=Verdict.NOISE, reason="within noise")
-        if judged.limit >= 1.0 and not dirty and judged.site not in self.truths:
-            reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
-            if item.floor:
-                reason += ": the update is lost in the rounding of the weights it is added to"
-            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
+        if not dirty and (unclear := self.behind_noise(judged, item, producers)) is not None:
+            return unclear
         if (truth := self.truths.get(judged.site)) is not None:
             return self.by_truth(judged, dirty, truth)
         passed = self.limits.gain(judged.pair) * max((self.worst.get(site, 0.0) for site in producers), default=0.0)
@@ -180,6 +179,19 @@ class _Court:
                 return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
             return replace(judged, verdict=Verdict.NOISE, reason=f"within noise{remark}")
         return self.beyond_noise(judged, dirty, worst, remark)
+
+    def behind_noise(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> PairResult | None:
+        """What is to be said of a site whose clean inputs differ by much; None where its error can be judged."""
+        if judged.site in self.truths:
+            return None
+        if (flip := self.behind_flips.explain(judged, item, producers)) is not None:
+            return replace(judged, verdict=Verdict.FLIP, reason=flip)
+        if judged.limit is None or judged.limit < 1.0:
+            return None
+        reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
+        if item.floor:
+            reason += ": the update is lost in the rounding of the weights it is added to"
+        return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
 
     def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float, remark: str) -> PairResult:
         """What else may explain an error: another layout, a flip, a shorter format; or it is a drift."""
@@ -269,21 +281,28 @@ class _Court:
         if dirty or all(self.error(site) == 0 for site in producers):
             return self.blame(judged, dirty, reason)
         indices = self.load(judged.pair)
-        for site in producers:
+        for site in (*producers, *self.beside(judged.site)):
             if self.results[site].verdict is Verdict.FLIP and self.is_handed_on(indices, site):
+                self.behind_flips.begin(judged.site, indices)
                 return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, as chosen at {self.describe(site)}")
-            if self.items[site].is_integer:
+            if self.items[site].is_integer or self.items[site].measurement is None:
                 continue
             tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
             if tied is not None:
-                flip = replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
-                return flip if tied else self.blame(judged, dirty, f"{reason}, not at a near-tie")
+                if not tied:
+                    return self.blame(judged, dirty, f"{reason}, not at a near-tie")
+                self.behind_flips.begin(judged.site, indices)
+                return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
         if measurement.differing >= MANY and measurement.differing > MOST * measurement.count:
             return self.blame(judged, dirty, f"{reason}, too many for near-ties")
         return replace(
             judged, verdict=Verdict.INCONCLUSIVE,
             reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
         )  # fmt: skip
+
+    def beside(self, site: Site) -> list[Site]:
+        """What a module returned together with a tensor: a router's scores with its choices."""
+        return [other for other in self.results if other._replace(port="") == site._replace(port="") and other != site]
 
     def is_left_by(self, pair: Pair, before: Site) -> bool:
         """Whether a weight is what an update, which was judged as such, left: then it has no error of its own."""

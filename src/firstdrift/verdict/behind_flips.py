@@ -1,0 +1,73 @@
+"""Behind a flip: rows that were chosen otherwise are another computation, all other rows are still the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..compare.measuring import Measured
+from ..compare.pairs import Pair
+from ..compare.result import PairResult
+from ..sites import Site
+from ..traces import Array
+from .limits import Limits
+from .parts import LARGEST
+
+Rows = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class BehindFlips:
+    """Follows choices that fell otherwise, row by row, as far as rows are not mixed with each other."""
+
+    limits: Limits
+    error: Callable[[Site], float]
+    load: Callable[[Pair], tuple[Array, Array]]
+    moved: dict[Site, tuple[Rows, float]] = field(default_factory=dict)  # the rows, and the error of all others
+
+    def begin(self, site: Site, choices: tuple[Array, Array]) -> None:
+        """Choices that differ, each at a near-tie."""
+        self.moved[site] = np.asarray(np.not_equal(*choices)), 0.0
+
+    def explain(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
+        """How an error follows from flips before it: all that noise does not explain is in the rows that moved."""
+        shape = judged.pair.reference.shape or ()
+        flips = [self.moved[site][0] for site in producers if site in self.moved]
+        rows = [_rows_of(moved, shape) for moved in flips]
+        if not rows or any(found is None for found in rows):
+            return None
+        axes = min(found.ndim for found in rows if found is not None)
+        moved = np.any([found.reshape(*shape[:axes], -1).any(-1) for found in rows if found is not None], axis=0)
+        error = _error_elsewhere(*self.load(judged.pair), moved)
+        inherited = max(self.moved[site][1] if site in self.moved else self.error(site) for site in producers)
+        if error is None or error > self.limits.limit(item, producers, inherited):
+            return None
+        self.moved[judged.site] = moved, error
+        return f"{int(moved.sum())} of {moved.size} rows were chosen otherwise at a near-tie before; the others agree"
+
+
+def _rows_of(moved: Rows, shape: tuple[int, ...]) -> Rows | None:
+    """Which rows of a tensor belong to choices that moved, by its leading axes; None where these are not its own."""
+    alike = 0
+    while alike < min(len(shape), moved.ndim) and shape[alike] == moved.shape[alike]:
+        alike += 1
+    leading = moved.shape[:alike]
+    for axes in range(2, len(shape)) if not alike else ():  # batch and tokens in one axis, as routers have them
+        if prod(shape[:axes]) == moved.shape[0]:
+            leading = shape[:axes]
+    return np.asarray(moved.reshape(*leading, -1).any(-1)) if leading else None
+
+
+def _error_elsewhere(ours: Array, theirs: Array, moved: Rows) -> float | None:
+    """The error of all other rows, on the scale of the whole tensor; None where there are none, or something in them
+    is not a number."""
+    if ours.size > LARGEST or ours.dtype.kind not in "fV" or moved.all():
+        return None
+    x, z = (np.asarray(array, np.float64)[~moved] for array in (ours, theirs))
+    size = float(np.linalg.norm(np.asarray(ours, np.float64)))
+    error = float(np.linalg.norm(z - x))
+    return error / size if np.isfinite(error) and np.isfinite(size) and size > 0 else None

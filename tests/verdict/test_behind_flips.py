@@ -1,0 +1,101 @@
+"""Behind choices at near-ties, the rows that were chosen otherwise are set aside, and all others are still judged."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import firstdrift as fd
+
+
+class Router(nn.Linear):
+    """The expert of each token, by the largest of its scores."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        return scores, scores.argmax(-1)
+
+
+class Experts(nn.Module):
+    """One matrix an expert; rows in the order of tokens, batch and tokens in one axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, x, chosen):
+        return torch.einsum("nc,ncd->nd", x.flatten(0, 1), self.weight[chosen.flatten()]).view(x.shape)
+
+
+class Model(nn.Module):
+    """Tokens through a router, their experts, and a layer that each of them passes alone, or all together."""
+
+    def __init__(self, mixed=False):
+        super().__init__()
+        self.first, self.router, self.experts = nn.Linear(8, 16), Router(16, 4), Experts()
+        self.last, self.mixed, self.wrong = nn.Linear(16, 5), mixed, None
+        with torch.no_grad():  # two experts that are tied but for rounding
+            self.router.weight[2], self.router.bias[2] = self.router.weight[1] * (1 + 2e-7), self.router.bias[1]
+
+    def forward(self, x):
+        h = self.first(x)
+        _, chosen = self.router(h)
+        h = h + self.experts(h, chosen)
+        if self.mixed:
+            h = h + h.mean(1, keepdim=True)
+        if self.wrong is not None:
+            h = h.clone()
+            h[self.wrong] *= 1.01
+        return self.last(h)
+
+
+def runs(tmp_path, mixed=False, wrong=None):
+    """Two traces of one model, whose second adds up in another order."""
+    torch.manual_seed(0)
+    model = Model(mixed)
+    x = torch.randn(3, 20, 8)
+    with fd.trace(model, tmp_path / "ref"):
+        model(x)
+    model.wrong = wrong
+    model.first.register_forward_hook(lambda module, given, made: made * (1 + 1.2e-7 * torch.randn_like(made).sign()))
+    with fd.trace(model, tmp_path / "cand"):
+        model(x)
+    one, other = (fd.open_trace(tmp_path / side) for side in ("ref", "cand"))
+    chosen = next(record.site for record in one if record.site.name == "router" and record.site.port == "out.1")
+    return fd.diff(one, other), one.array(chosen) != other.array(chosen)
+
+
+def test_rows_that_were_chosen_otherwise_are_followed_to_the_end(tmp_path):
+    result, moved = runs(tmp_path)
+    assert 0 < moved.sum() < moved.size / 2
+    assert (result.verdict, result.exit_code) == ("flip", 0), result.sentence
+    flips = [pair for pair in result.pairs if pair.verdict.value == "flip"]
+    assert flips[-1].site.name == ""
+    assert f"{moved.sum()} of {moved.size} rows were chosen otherwise" in flips[-1].reason
+
+
+def test_a_row_that_was_not_chosen_otherwise_is_judged(tmp_path):
+    _, moved = runs(tmp_path / "right")
+    row = tuple(int(index) for index in np.argwhere(~moved)[0])
+    result, _ = runs(tmp_path / "wrong", wrong=row)
+    assert result.verdict in ("drift", "inconclusive"), result.sentence
+    assert result.exit_code != 0
+
+
+def test_rows_that_are_mixed_with_others_are_not_followed(tmp_path):
+    result, _ = runs(tmp_path, mixed=True)
+    assert result.verdict in ("flip", "inconclusive"), result.sentence
+    said = {pair.site.name: pair.reason for pair in result.pairs if pair.site.port == "out"}
+    assert "rows were chosen otherwise" in said["experts"]
+    assert "rows were chosen otherwise" not in said["last"]
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 5), (3, 20, 2, 4)])
+def test_axes_that_lead_are_those_of_the_choices(shape):
+    from firstdrift.verdict.behind_flips import _rows_of
+
+    moved = np.zeros((3, 20), bool)
+    moved[1, 7] = True
+    assert np.array_equal(_rows_of(moved, shape), moved)
+    assert np.array_equal(_rows_of(moved.reshape(60, 1), shape), moved)
+    assert _rows_of(moved, (7, 5)) is None
