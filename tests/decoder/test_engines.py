@@ -155,3 +155,16 @@ def test_what_the_library_loads_and_cannot_run_is_one_sentence(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", model)
     with pytest.raises(CaptureError, match="cannot run it .*; use --engine decoder"):
         traced(path, tmp_path / "theirs", engine="transformers")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_trace_and_stage_files_of_one_model_can_be_compared(family, tmp_path):
+    model = directory(tmp_path / "model", family)
+    traced(model, tmp_path / "trace")
+    traced(model, tmp_path / "files", format="aprt")
+    for one, other in (("trace", "files"), ("files", "trace")):
+        result = fd.diff(tmp_path / one, tmp_path / other, allow_missing=["input", "*_pre_rope"])
+        assert (result.verdict, result.exit_code) == ("same", 0), result.sentence
+    traced(with_config(model, tmp_path / "other", rms_norm_eps=1e-2), tmp_path / "wrong", format="aprt")
+    result = fd.diff(tmp_path / "trace", tmp_path / "wrong", allow_missing=["input", "*_pre_rope"])
+    assert result.first_drift.site.name == "layer-0.attn_norm", result.sentence

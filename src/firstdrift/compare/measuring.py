@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
+from ..formats.aprt_stages import NAME as WITHOUT_SHAPES
 from ..records import NOT_COMPARABLE, Record
 from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
@@ -70,7 +71,10 @@ def load_pair(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Ar
 def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
     """Both tensors of a pair, reconciled, with the values that were recorded."""
     ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
-    return _same_shape(ours, _candidate(pair, candidate))
+    theirs = _candidate(pair, candidate)
+    if WITHOUT_SHAPES in (reference.format, candidate.format) and ours.size == theirs.size:
+        theirs = theirs.reshape(ours.shape)
+    return _same_shape(ours, theirs)
 
 
 def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) -> Measured:
