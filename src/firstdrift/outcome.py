@@ -18,6 +18,7 @@ from .verdict.graph import Graph
 from .verdict.introduced import AMPLIFIED, REFERENCE_OFF
 from .verdict.layouts import LAYOUT
 
+SAYS_MORE = frozenset({"rope-precision"})  # than in which precision something was computed
 Explain = Callable[[PairResult], Cause | None]
 
 
@@ -154,13 +155,16 @@ def _set_otherwise(ours: Mapping[str, Json], theirs: Mapping[str, Json]) -> bool
 def _first_drift(drifts: Sequence[PairResult], explain: Explain | None) -> FirstDrift:
     result = drifts[0]
     by = result.introduced_by or result.site.name
-    cause = _cause(result) or (explain(result) if explain is not None else None)
+    cause = _cause(result)
+    if explain is not None and (cause is None or result.verdict is Verdict.PRECISION):
+        found = explain(result)
+        cause = found if cause is None or (found is not None and found.label in SAYS_MORE) else cause
     if cause is None or cause.label in ("unknown", "uninitialised"):  # which of NaN says less than that it is there
         cause = _not_finite(result) or cause
     repeats = _repeats(drifts)
     sentence = f"the first drift is {_shown(result.site)}, introduced by {by}: {result.reason}"
-    if cause is not None and cause.label not in ("unknown", ""):
-        sentence += f"; {cause.label}: {cause.sentence}"
+    if cause is not None and cause.label:
+        sentence += f"; {cause.sentence}" if cause.label == "unknown" else f"; {cause.label}: {cause.sentence}"
     if repeats:
         where = f"{repeats[0]} and {len(repeats) - 1} more" if len(repeats) > 1 else repeats[0]
         sentence += f"; systematic: the same at {where}"

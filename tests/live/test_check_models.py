@@ -264,3 +264,36 @@ def test_a_wrong_momentum_of_running_statistics_shows_where_nobody_steps(loss):
     first = result.first_drift
     assert (first.phase, first.name, first.introduced_by) == ("weight_after", "1", "1's forward pass")
     assert first.cause.label == "batchnorm-momentum"
+
+
+class Tables(nn.Module):
+    """Cosines and sines of a rotation, maybe by way of a shorter format."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1])[:, None] * 10_000.0 ** (-torch.arange(0, 16, 2) / 16)
+        tables = angles.cos(), angles.sin()
+        return tuple(table if self.dtype is None else table.to(self.dtype).to(x.dtype) for table in tables)
+
+
+class Rotated(nn.Module):
+    """A layer whose output is turned by tables."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.proj, self.tables, self.out = nn.Linear(16, 16), Tables(dtype), nn.Linear(16, 16)
+
+    def forward(self, x):
+        (one, other), (cos, sin) = self.proj(x).chunk(2, -1), self.tables(x)
+        return self.out(torch.cat((one * cos - other * sin, other * cos + one * sin), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tables_of_a_rotation_in_a_shorter_format_are_named_as_such(dtype):
+    torch.manual_seed(0)
+    result = fd.check(reference=Rotated(), candidate=Rotated(dtype), inputs=(torch.randn(2, 64, 16),), load="reference")
+    first = result.first_drift
+    assert (first.site.name, first.site.port, first.cause.label) == ("tables", "out.0", "rope-precision")
