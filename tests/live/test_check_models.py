@@ -297,3 +297,87 @@ def test_tables_of_a_rotation_in_a_shorter_format_are_named_as_such(dtype):
     result = fd.check(reference=Rotated(), candidate=Rotated(dtype), inputs=(torch.randn(2, 64, 16),), load="reference")
     first = result.first_drift
     assert (first.site.name, first.site.port, first.cause.label) == ("tables", "out.0", "rope-precision")
+
+
+class Store:
+    """A cache that is neither list nor dict."""
+
+    def __init__(self):
+        self.kept = []
+
+    def append(self, tensor):
+        self.kept.append(tensor)
+
+    def __iter__(self):
+        return iter(self.kept)
+
+
+class Remembering(nn.Module):
+    """Attends to all keys that were put into what its caller handed over."""
+
+    def __init__(self, forgets=False):
+        super().__init__()
+        self.key, self.forgets = nn.Linear(4, 4), forgets
+
+    def forward(self, x, cache):
+        own = self.key(x)
+        if isinstance(cache, dict):
+            cache[f"keys {len(cache)}"] = own
+        else:
+            cache.append(own)
+        keys = own if self.forgets else torch.cat(list(cache.values() if isinstance(cache, dict) else cache), 1)
+        return x + torch.softmax(x @ keys.mT, -1) @ keys
+
+
+class Decoding(nn.Module):
+    """Two passes over one cache, which it looks into afterwards."""
+
+    def __init__(self, kind, forgets=False):
+        super().__init__()
+        self.kind, self.first, self.attention = kind, nn.Linear(4, 4), Remembering(forgets)
+
+    def forward(self, x):
+        cache, h = self.kind(), self.first(x)
+        passes = [self.attention(part, cache) for part in h.chunk(2, 1)]
+        return torch.cat(passes, 1) * len(list(cache))
+
+
+@pytest.mark.parametrize("kind", [dict, list, Store])
+def test_what_a_module_puts_into_a_cache_is_there_for_its_caller_in_replays(kind):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 4)
+    result = fd.check(reference=Decoding(kind), candidate=Decoding(kind), inputs=(x,), load="reference")
+    assert (result.verdict, result.notes) == ("same", ())
+    result = fd.check(reference=Decoding(kind), candidate=Decoding(kind, forgets=True), inputs=(x,), load="reference")
+    first = result.first_drift
+    assert (first.site.name, first.site.port, first.site.call) == ("attention", "out", 1), result.sentence
+
+
+class Insisting(nn.Module):
+    """Refuses what it has not computed itself."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.one, self.other, self.factor = nn.Linear(4, 4), nn.Linear(4, 4), factor
+        self.one.register_forward_hook(self.remember)
+
+    def remember(self, module, given, made):
+        self.made = made
+
+    def forward(self, x):
+        h = self.one(x)
+        if h is not self.made:
+            raise KeyError("somebody else's tensor")
+        return self.other(h * self.factor)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.5, "drift")])
+def test_a_reference_that_cannot_be_replayed_is_compared_as_it_ran(factor, verdict):
+    torch.manual_seed(0)
+    result = fd.check(
+        reference=Insisting(), candidate=Insisting(factor), inputs=(torch.randn(32, 4),), load="reference"
+    )  # fmt: skip
+    assert result.verdict == verdict, result.sentence
+    assert any("KeyError" in note and "compared as they ran" in note for note in result.notes)
+    if factor != 1:
+        assert (result.first_drift.site.name, result.first_drift.cause.label) == ("other", "scale")

@@ -24,6 +24,7 @@ from ..compare.measuring import load_pair, measure_pairs
 from ..compare.pairs import Pair
 from ..compare.result import Cause, PairResult, Result, Verdict
 from ..compare.storage import STORED_DIFFERENTLY, other_axes
+from ..comparison import diff
 from ..errors import CaptureError
 from ..outcome import Compared, compose
 from ..sites import Site
@@ -35,7 +36,7 @@ from ..verdict.judge import judge
 from .equivalence import equivalent_parts, is_inside
 from .examining import FLOAT32, Examination, examine
 from .examining import compared as compared_arrays
-from .forcing import Plan
+from .forcing import Plan, ReplayError
 from .layouts import seen_through
 from .matching import Names, match
 from .sides import Side, record
@@ -89,7 +90,13 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
     names = match(ours, raw, name_map, (known[0], known[1]))
     theirs = names.renamed(raw)
     axes = other_axes(align(ours, theirs, prefixes=False).pairs, ours, theirs)
-    return _examined(reference, candidate, replace(names, axes=axes), ours, raw, folder)
+    names = replace(names, axes=axes)
+    try:
+        return _examined(reference, candidate, names, ours, raw, folder)
+    except ReplayError as error:
+        result = diff(ours, names.renamed(raw), allow_missing=("*",))
+        note = f"the reference could not be run on the candidate's tensors ({error}); the two were compared as they ran"
+        return replace(result, notes=(*result.notes, note, *_matched(names.how)))
 
 
 def _examined(reference: Side, candidate: Side, names: Names, ours: Trace, raw: Trace, folder: Path) -> Result:

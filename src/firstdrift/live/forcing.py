@@ -24,6 +24,7 @@ from torch import nn
 from ..capture.torch.names import modules_of, numbered_arguments, parameters_of
 from ..capture.torch.updates import steps_under_way
 from ..capture.torch.values import NotComparableError, array_of, leaves, outputs
+from ..errors import FirstdriftError
 from ..opening import open_trace
 from ..sites import Site
 from ..store.writer import Writer
@@ -42,8 +43,22 @@ class Plan:
     only: Callable[[Site], bool] = lambda site: True
 
 
+class ReplayError(RuntimeError):
+    """The reference cannot be run on the candidate's tensors: its own code raised."""
+
+
 def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -> Trace:
     """Run the reference on the candidate's tensors and write what it makes of them."""
+    try:
+        return _replayed(side, candidate, path, plan)
+    except FirstdriftError:
+        raise
+    except Exception as error:  # whatever the model's code raises
+        said = str(error).splitlines()[0] if str(error) else ""
+        raise ReplayError(f"{type(error).__name__}: {said}") from error
+
+
+def _replayed(side: Side, candidate: Trace, path: Path, plan: Plan | None) -> Trace:
     model = side.copied()
     optimizer = side.made_optimizer(model)
     with Writer(path) as writer, randomness_kept(), side.environment():
