@@ -239,7 +239,9 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
         sentence = f"it is the reference that is off, first at {_shown(off[0].site)}"
         return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
     if stored:
-        return Cause("layout-equivalent", "weights are stored differently, but compute the same", 0.9)
+        return Cause(
+            "layout-equivalent", "something is stored or computed in another layout or order, with the same result", 0.9
+        )
     amplified = [result for result in judged if result.reason.startswith(AMPLIFIED)]
     if amplified := [result for result in amplified if result.site.phase not in ("optim", "weight_after")]:
         sentence = f"small errors are amplified, first at {_shown(amplified[0].site)}, by operations that are right"

@@ -206,7 +206,9 @@ def encode_details(details: Mapping[str, Json], site: Site) -> str:
 def encode_producer(producer: Site | str, site: Site) -> dict[str, Json]:
     """A producer as a line says it: the site's keys, less those that equal the consumer's or the default."""
     if isinstance(producer, str):
-        return {"name": check_name(producer)}
+        by_name: dict[str, Json] = {"name": producer}
+        _producer(by_name, site)
+        return by_name
     if not isinstance(producer, Site):
         raise SiteError(f"{site}: producer {producer!r} is a {type(producer).__name__}; give a Site or a name")
     check_site(producer)

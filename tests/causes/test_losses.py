@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -285,3 +286,17 @@ def test_numbers_read_from_a_gradient_alone_explain_nothing():
         beside=False,
     )  # fmt: skip
     assert explain(drift, losses.HYPOTHESES).label == "unknown"
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.5, 1 / 12, 12.0, 84.0])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_factor_of_the_gradient_of_a_right_loss_is_no_divisor_of_the_loss(factor, beside):
+    evidence = evidence_of("lossgrad", ce(), ce(), LOGITS, TARGET, beside=beside)
+    cause = explain(replace(evidence, found=evidence.found * factor), losses.HYPOTHESES)
+    assert cause.label == ("gradient-scale" if beside else "reduction-scale"), cause
+
+
+@pytest.mark.parametrize("factor", [4.0, 12.0])
+def test_a_factor_of_a_loss_and_its_gradient_is_its_divisor(factor):
+    cause = explain(evidence_of("lossgrad", ce(), lambda z: factor * ce()(z), LOGITS, TARGET), losses.HYPOTHESES)
+    assert cause.label == "reduction-scale", cause

@@ -102,7 +102,7 @@ def test_a_mask_aligned_at_the_wrong_end_of_a_cache_is_named() -> None:
         outs.append(nn_attention(q, k, v, seen))
     flat = {f"attn.{name}_proj": x.transpose(1, 2).flatten(2).numpy() for name, x in (("q", q), ("k", k), ("v", v))}
     given = Evidence(Site(0, "fwd", "attn.o_proj", "in.0"), outs[0], outs[1], 1e-13, inputs=flat, candidate_inputs=flat)
-    assert explain(given, HYPOTHESES).label == "mask-missing"
+    assert explain(given, HYPOTHESES).label == "mask-off-by-one"
 
 
 def nn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> np.ndarray:

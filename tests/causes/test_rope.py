@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_models import Config, frequencies, noisy, rope, tables
 
-from firstdrift.causes.evidence import Evidence
+from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
 from firstdrift.causes.rope import HYPOTHESES
 from firstdrift.sites import Site
@@ -203,3 +203,71 @@ def test_what_no_rotation_does_is_not_explained(kind: str, change: str) -> None:
 def test_two_changes_of_a_rotation_are_not_called_one() -> None:
     given = rotation(LLAMA, 1e-7, torch.float64, pairing="interleaved", shift=3, scaling="tail")
     assert explain(given, HYPOTHESES).label == "unknown"
+
+
+def positioned(x: torch.Tensor, config: Config, places: torch.Tensor) -> np.ndarray:
+    """x (samples, heads, tokens, channels) turned at the places of its tokens."""
+    made = [rope_at(one, config, place) for one, place in zip(x, places, strict=True)]
+    return torch.stack(made).double().numpy()
+
+
+def rope_at(x: torch.Tensor, config: Config, places: torch.Tensor) -> torch.Tensor:
+    """One sample, turned token by token."""
+    turned = [rope(x[None, :, [t]], config, int(place))[0] for t, place in enumerate(places)]
+    return torch.cat(turned, 1)
+
+
+def padded(pads: list[int], tokens: int, fill: int) -> torch.Tensor:
+    """Positions counted after so many slots of padding, which are all at one place."""
+    counted = torch.arange(tokens) - torch.tensor(pads)[:, None]
+    return torch.where(counted < 0, fill, counted)
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("fill", [0, 1])
+@pytest.mark.parametrize("pads", [[0, 3, 5], [2, 2, 2], [4], [0, 9]])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_positions_that_count_padding_are_off_by_what_each_sample_has_of_it(
+    pads: list[int], fill: int, reverse: bool, heads_first: bool
+) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(len(pads), 4, 24, 32)
+    plain = torch.arange(24).expand(len(pads), 24)
+    made = [positioned(x, LLAMA, one) for one in (padded(pads, 24, fill), plain)]
+    expected, found = made[::-1] if reverse else made
+    before = x.double().numpy()
+    if not heads_first:
+        before, expected, found = (one.swapaxes(1, 2) for one in (before, expected, found))
+    inputs = {"in.0": before}
+    site = Site(0, "fwd", "rope", "out")
+    said = explain(
+        Evidence(site, expected, found, 2e-7, inputs=inputs, candidate_inputs=inputs, around=Nowhere()), HYPOTHESES
+    )
+    assert said.label == "position-shift", said
+    sign = -1 if reverse else 1
+    assert said.parameters["shifts"] == {str(i): sign * pad for i, pad in enumerate(pads) if pad}
+
+
+def test_a_shift_beyond_what_is_tried_by_name_is_read_off() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 4, 40, 32)
+    inputs = {"in.0": x.double().numpy()}
+    expected, found = (rope(x, LLAMA, shift).double().numpy() for shift in (0, 23))
+    said = explain(
+        Evidence(Site(0, "fwd", "rope", "out"), expected, found, 2e-7, inputs=inputs, candidate_inputs=inputs),
+        HYPOTHESES,
+    )
+    assert (said.label, said.sentence) == ("position-shift", "positions are off by +23")
+
+
+def test_positions_in_no_order_are_not_called_a_shift() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 4, 24, 32)
+    places = torch.stack([torch.arange(24), torch.randperm(24)])
+    inputs = {"in.0": x.double().numpy()}
+    expected, found = rope(x, LLAMA, 0).double().numpy(), positioned(x, LLAMA, places)
+    said = explain(
+        Evidence(Site(0, "fwd", "rope", "out"), expected, found, 2e-7, inputs=inputs, candidate_inputs=inputs),
+        HYPOTHESES,
+    )
+    assert said.label != "position-shift"

@@ -28,6 +28,19 @@ class Config:
     dropped: bool = False
     sparse: bool = True
     by_slot: bool = True
+    norm: str = ""  # by which weights are divided, if not by the usual one
+
+
+NORMS = {
+    "a token's squares": lambda w, o: w.norm(dim=-1, keepdim=True),
+    "all": lambda w, o: w.sum(),
+    "all squares": lambda w, o: w.norm(),
+    "a slot": lambda w, o: w.sum(0, keepdim=True),
+    "a slot of a sequence": lambda w, o: w.reshape(2, 20, -1).sum(1, keepdim=True).expand(2, 20, -1).flatten(0, 1),
+    "an expert's squares": lambda w, o: (
+        torch.zeros(6, dtype=w.dtype).index_add(0, o.flatten(), w.flatten() ** 2)[o] ** 0.5
+    ),
+}
 
 
 class Mixture(nn.Module):
@@ -47,6 +60,8 @@ class Mixture(nn.Module):
             given, order = logits.topk(c.chosen, dim=-1)
             return score(given), order
         given, order = score(logits).topk(c.chosen, dim=-1)
+        if c.norm:
+            return given / NORMS[c.norm](given, order), order
         return given / given.sum(-1, keepdim=True) if c.renormalised else given, order
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -212,3 +227,44 @@ def test_a_stream_that_was_not_recorded_leaves_nothing_to_say() -> None:
     added = np.random.default_rng(5).normal(size=evidence.expected.shape)
     other = replace(evidence, expected=evidence.expected + added, found=evidence.found + added)
     assert explain(other, HYPOTHESES).label == "unknown"
+
+
+ONE = Config(chosen=1)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("reference", [SOFT, PLAIN, replace(ONE, scores="sigmoid")])
+def test_weights_divided_by_another_norm_are_named_from_the_mixture(
+    reference: Config, norm: str, sparse: bool, shared: bool
+) -> None:
+    evidence = both(replace(reference, sparse=sparse, shared=shared), norm=norm)[1]
+    if reference.chosen == 1 and norm == "a token's squares":
+        assert np.allclose(evidence.expected, evidence.found)  # one over one, either way
+        return
+    said = explain(evidence, HYPOTHESES)
+    assert said.label == "router-renorm", said
+    assert "divided by" in said.sentence
+
+
+@pytest.mark.parametrize("norm", [one for one in NORMS if "sequence" not in one])  # of which flat weights tell nothing
+def test_weights_divided_by_another_norm_are_named_from_themselves(norm: str) -> None:
+    assert explain(both(SOFT, norm=norm)[0], HYPOTHESES).label == "router-renorm"
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_the_weight_of_a_single_expert_that_is_not_renormalised_is_named(scores: str) -> None:
+    evidence = both(replace(ONE, scores=scores), renormalised=False)[1]
+    assert explain(evidence, HYPOTHESES).label == "router-renorm"
+    evidence = both(replace(ONE, scores=scores, renormalised=False), renormalised=True)[1]
+    assert explain(evidence, HYPOTHESES).label == "router-renorm"
+
+
+@pytest.mark.parametrize("reference", [SOFT, PLAIN, ONE])
+@pytest.mark.parametrize("factor", [0.5, 1.7])
+def test_a_factor_of_a_token_that_no_norm_gives_is_not_called_one(reference: Config, factor: float) -> None:
+    evidence = both(replace(reference, sparse=False), renormalised=reference.renormalised)[1]
+    tokens = np.linspace(factor, 1, 40).reshape(2, 20, 1)
+    said = explain(replace(evidence, found=evidence.found * tokens), HYPOTHESES)
+    assert said.label == "unknown", said

@@ -132,7 +132,9 @@ CASES = [
     ("wrong-weight", (24, 16), lambda w: 0.01 * weight(24, 16, seed=5), {}),
     ("unknown", (24, 16), lambda w: w + 0.3 * weight(24, 16, seed=5), {}),
     ("unknown", (24, 16), lambda w: w @ np.linalg.qr(weight(16, 16, seed=5))[0], {}),
-    ("unknown", (24, 16), lambda w: np.concatenate([w[:20], weight(4, 16, seed=6)]), {}),
+    ("wrong-weight", (24, 16), lambda w: np.concatenate([w[:20], weight(4, 16, seed=6)]), {}),
+    ("unknown", (24, 16), lambda w: np.concatenate([w[:20], w[20:] + 0.3 * weight(4, 16, seed=6)]), {}),
+    ("unknown", (24, 16), lambda w: np.concatenate([w[:20], w[20:] @ np.linalg.qr(weight(16, 16, seed=5))[0]]), {}),
     ("unknown", (8,), lambda w: weight(8, seed=5), {}),
     ("unknown", (24, 16), lambda w: w * np.nan, {}),
 ]  # fmt: skip

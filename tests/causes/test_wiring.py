@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, numbers
 
+import firstdrift
 from firstdrift.sites import Site
 
 A, B, C, D = (numbers(2, 9, 32, seed=seed) for seed in range(4))
@@ -117,3 +119,68 @@ def test_a_module_that_the_candidate_never_runs_is_a_skipped_operation():
     around = Run({Site(0, "fwd", "norm", "out"): x, missing: x, site: y}, facts={"reference_only": (missing,)})
     said = cause(y, x, FLOAT32, site, inputs={"norm": x}, around=around)
     assert (said.label, said.parameters) == ("skipped-op", {"module": "adapter"})
+
+
+START, STREAM, READ = at("norm"), at("mix", call=1, port="in.0"), at("mix.p", call=1, port="in.0")
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
+def test_a_later_state_of_what_should_be_read_is_another_source(noise):
+    outer = at("mix", call=1, port="in.1")  # which hands it to its first part
+    reference = {START: A, STREAM: B, outer: A, READ: A}
+    around = Run(reference, {outer: B, READ: B}, producers={STREAM: [START]})
+    said = cause(A, B, noise, READ, around=around, inputs={"norm": A})
+    assert said.label == "residual-source", said
+    assert said.parameters["site"] == list(STREAM)
+    assert said.parameters["reference_site"] == list(START)
+
+
+@pytest.mark.parametrize("producers", [{}, {START: [STREAM]}])
+def test_a_tensor_that_was_not_computed_from_the_right_one_is_told_without_a_cause(producers):
+    around = Run({START: A, STREAM: B, READ: A}, {READ: B}, producers=producers)
+    assert cause(A, B, site=READ, around=around, inputs={"norm": A}).label == "unknown"
+
+
+def test_what_belongs_here_must_be_known_before_another_source_is_named():
+    around = Run({START: C, STREAM: B, READ: A}, {READ: B}, producers={STREAM: [START]})
+    assert cause(A, B, site=READ, around=around, inputs={"norm": C}).label == "unknown"
+
+
+@pytest.mark.parametrize("other", [at("up", call=1), at("up", step=1), at("up", call=2)])
+def test_tensors_of_other_calls_are_not_swapped(other):
+    around = Run({at("gate"): A, other: B}, {at("gate"): B, other: A})
+    assert cause(A, B, site=at("gate"), around=around).label != "swapped-operands"
+
+
+class Looped(torch.nn.Module):
+    """A stream into which its start is mixed again in every round; `overwritten`, it mixes in itself."""
+
+    class Mix(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = torch.nn.Linear(6, 6)
+
+        def forward(self, h, start):
+            return 0.5 * h + self.p(start)
+
+    def __init__(self, overwritten):
+        super().__init__()
+        self.norm, self.mix, self.body = torch.nn.LayerNorm(6), self.Mix(), torch.nn.Linear(6, 6)
+        self.overwritten = overwritten
+
+    def forward(self, x):
+        start = h = self.norm(x)
+        for _ in range(2):
+            h = self.mix(h, start)
+            h = h + torch.tanh(self.body(h))
+            start = h if self.overwritten else start
+        return h
+
+
+def test_of_two_inputs_that_are_one_tensor_the_wrong_one_is_explained():
+    torch.manual_seed(0)
+    reference, candidate = Looped(False), Looped(True)
+    candidate.load_state_dict(reference.state_dict())
+    first = firstdrift.check(reference=reference, candidate=candidate, inputs=(torch.randn(3, 5, 6),)).first_drift
+    assert (first.name.split(".")[0], first.call) == ("mix", 1)
+    assert first.cause.label in ("residual-source", "stale-buffer"), first.cause

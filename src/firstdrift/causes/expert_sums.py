@@ -4,12 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MOST_BESIDE = 3  # tensors that may be added to the experts'
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What weights are divided by: the size of those of a token, or of a slot, an expert or all over many tokens.
+
+    The size is the sum, or the root of the sum of squares; the tokens are those of a sequence of so many, or all.
+    """
+
+    over: str = "token"
+    power: int = 1
+    length: int = 0
+
+    def sizes(self, values: Floats, order: NDArray[np.intp]) -> Floats:
+        """The divisors of all weights, shaped to broadcast to (tokens, experts)."""
+        chosen = np.take_along_axis(values, order, axis=-1)
+        if self.over == "token":
+            return self._size(chosen, (1,))
+        sequences = (-1, self.length or len(values))
+        by_slot = chosen.reshape(*sequences, chosen.shape[1])
+        by_expert = values.reshape(*sequences, values.shape[1])
+        if self.over == "slot":
+            return self._by_slot(self._size(by_slot, (1,)), by_slot.shape, values, order)
+        if self.over == "expert":
+            return np.broadcast_to(self._size(by_expert, (1,)), by_expert.shape).reshape(values.shape)
+        return np.broadcast_to(self._size(by_slot, (1, 2)), (*by_slot.shape[:2], 1)).reshape(-1, 1)
+
+    def _size(self, values: Floats, axes: tuple[int, ...]) -> Floats:
+        total = (np.abs(values) ** 2 if self.power == 2 else values).sum(axis=axes, keepdims=True)
+        return np.sqrt(total) if self.power == 2 else np.asarray(total)
+
+    @staticmethod
+    def _by_slot(sizes: Floats, shape: tuple[int, ...], values: Floats, order: NDArray[np.intp]) -> Floats:
+        spread = np.ones_like(values)
+        np.put_along_axis(spread, order, np.broadcast_to(sizes, shape).reshape(order.shape), axis=-1)
+        return spread
+
+    @property
+    def words(self) -> str:
+        """What the weights are divided by, in words."""
+        size = "the root of the sum of squares" if self.power == 2 else "the sum"
+        whose = {"token": "of a token's", "slot": "of each slot's", "expert": "of each expert's", "all": "of all"}
+        where = "" if self.over == "token" else " of a sequence" if self.length else " of all tokens"
+        return f"{size} {whose[self.over]} weights{where}"
+
+
+def other_norms(tokens: int, length: int) -> list[Norm]:
+    """Every norm but the usual one; `length` is that of a sequence, or zero where that is not known."""
+    lengths = dict.fromkeys([0, length if 0 < length < tokens and tokens % length == 0 else 0])
+    wide = [Norm(over, power, n) for over, power, n in product(("all", "slot", "expert"), (1, 2), lengths)]
+    return [Norm("token", 2), *wide]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +72,20 @@ class Router:
     chosen: int
     renormalised: bool = False
     factor: float = 1.0
+    norm: Norm = Norm()  # by which they are renormalised
 
 
 def weights(logits: Floats, router: Router) -> Floats:
     """The weights of all experts, zero for those that are not chosen: (tokens, experts)."""
     values = _scores(logits, router.scores)
+    best = np.argsort(-logits, axis=-1, kind="stable")[:, : router.chosen]
     if router.chosen < logits.shape[-1]:
-        best = np.argsort(-logits, axis=-1, kind="stable")[:, : router.chosen]
         kept = np.zeros(logits.shape, bool)
         np.put_along_axis(kept, best, True, axis=-1)
         values = np.where(kept, values, 0.0)
     if router.renormalised:
-        sums = values.sum(axis=-1, keepdims=True)
-        values = values / np.where(sums == 0, 1.0, sums)
+        sizes = router.norm.sizes(values, best)
+        values = values / np.where(sizes == 0, 1.0, sizes)
     return np.asarray(router.factor * values)
 
 
@@ -92,7 +145,7 @@ class Experts:
 
     def mixed(self, router: Router, by_slot: bool, extra: bool, routed: Router | None = None) -> Floats | None:
         """The weighted sum of the experts; `routed` says who got which tokens, if that is another router."""
-        return self._sum(weights(self.logits, router), routed or router, by_slot, extra)
+        return self.weighed(weights(self.logits, router), routed or router, by_slot, extra)
 
     def exchanged(self, router: Router, by_slot: bool, extra: bool) -> Floats | None:
         """The sum with the weights of the chosen experts in the reverse order."""
@@ -100,16 +153,17 @@ class Experts:
         given = weights(self.logits, router)
         changed = np.zeros_like(given)
         np.put_along_axis(changed, order, np.take_along_axis(given, order[:, ::-1], axis=-1), axis=-1)
-        return self._sum(changed, router, by_slot, extra)
+        return self.weighed(changed, router, by_slot, extra)
 
     def without(self, router: Router, by_slot: bool, extra: bool, slot: int) -> Floats | None:
         """The sum without the expert that was chosen as a certain one."""
         order = np.argsort(-self.logits, axis=-1, kind="stable")[:, slot : slot + 1]
         given = weights(self.logits, router).copy()
         np.put_along_axis(given, order, 0.0, axis=-1)
-        return self._sum(given, router, by_slot, extra)
+        return self.weighed(given, router, by_slot, extra)
 
-    def _sum(self, given: Floats, router: Router, by_slot: bool, extra: bool) -> Floats | None:
+    def weighed(self, given: Floats, router: Router, by_slot: bool, extra: bool) -> Floats | None:
+        """The sum of the experts by given weights (tokens, experts); a router says who got which tokens."""
         if extra and (self.shared is None or len(self.shared) != self.tokens):
             return None
         total = (

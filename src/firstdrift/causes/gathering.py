@@ -16,6 +16,7 @@ from ..errors import FirstdriftError
 from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.graph import Graph
+from .agreement import distance
 from .evidence import Evidence
 from .scores import scores
 
@@ -49,7 +50,9 @@ class Runs:
 
     def op(self, site: Site) -> str:
         """The operation that the reference recorded for a site."""
-        return (self.pairs[site].reference.op or "") if site in self.pairs else ""
+        if site in self.pairs:
+            return self.pairs[site].reference.op or ""
+        return (self.reference_trace[site].op or "") if site in self.reference_trace else ""
 
     def producers(self, site: Site) -> Sequence[Site]:
         """The compared sites that a tensor was computed from."""
@@ -83,7 +86,8 @@ class Runs:
 def _made(site: Site, pairs: Mapping[Site, Pair], replayed: Trace, candidate: Trace) -> Site | None:
     """The site at which a replay made a tensor; None where it only was handed the candidate's.
 
-    A module hands what it was fed to its first part. A replay compares it where it enters the outermost one.
+    A module hands what it was fed to its first part. A replay compares it where it enters the outermost one. Where the
+    candidate fed one tensor to two of its inputs, the drift is at the one that the replay makes otherwise.
     """
     if site not in replayed or site not in pairs:
         return None
@@ -92,14 +96,15 @@ def _made(site: Site, pairs: Mapping[Site, Pair], replayed: Trace, candidate: Tr
     own = _values(candidate, pairs[site])
     if own is None or not _equal(replayed.array(site), own):
         return site
+    found: dict[Site, float] = {}
     for other in pairs:
         around = site.name.startswith(f"{other.name}.") or (other.name == "" != site.name)
         if around and other.step == site.step and other.phase == "fwd" and other.port.startswith("in."):
             entered = replayed.array(other) if other in replayed else None
             theirs = _values(candidate, pairs[other])
             if entered is not None and theirs is not None and _equal(theirs, own) and not _equal(entered, own):
-                return other
-    return None
+                found[other] = distance(entered, own)
+    return max(found, key=found.__getitem__, default=None)
 
 
 def _values(candidate: Trace, pair: Pair) -> Array | None:

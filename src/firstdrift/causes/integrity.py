@@ -16,12 +16,15 @@ from .hypotheses import FEW, Finding, Hypothesis
 
 LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}
 ROUNDS_BEYOND = {"f16": 65520.0, "f8e5m2": 61440.0, "f8e4m3": 464.0}  # half a step above the largest
+NEAR = 0.1  # of a bound: how near to it a number may end up on the other side
+OPERANDS = 3.0  # times a rounding: two operands and their result
 DENORMAL = 2.0**-126  # below the smallest normal float32
 GARBAGE = 1e6  # times the usual size of the values
 BLOCK = 0.9  # of the unwritten elements must lie in slices that are unwritten as a whole
 ZERO_IS_NAMED_ELSEWHERE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
 ROW_BY_ROW = ("Linear", "MatMul", "Gemm")  # operations that make every row alike
 FEW_ROWS = 0.25  # of all rows, which may be unwritten before another cause is likelier
+UNLIKE = 4.0  # times the largest number of any filled row: what is larger belongs to none
 FEWEST = 64  # elements before zeros can be called random
 SURPRISE = 6.0  # standard deviations that chance does not reach
 
@@ -35,8 +38,9 @@ def overflow(evidence: Evidence) -> Iterator[Finding]:
     if not lost.any():
         return
     size = np.abs(np.where(np.isfinite(expected), expected, 0.0))
+    spread = 2 * _furthest(expected, found)
     for dtype, bound in ROUNDS_BEYOND.items():
-        slack = max(2 * evidence.noise, 1e-3) * bound
+        slack = max(2 * evidence.noise * bound, 1e-3 * bound, min(spread, NEAR * bound))
         beyond = size > bound + slack
         if (lost & (size < bound - slack)).any() or (beyond & ~lost).any() or not beyond.any():
             continue
@@ -112,6 +116,33 @@ def unwritten_rows(evidence: Evidence) -> Iterator[Finding]:
     yield Finding("uninitialised", said, predicted, 1, {"rows": np.flatnonzero(off)[:16].tolist(), "count": count})
 
 
+def rows_of_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """Rows that the reference leaves at one number, such as slots nobody fills, hold numbers that no other row is as
+    large as, or as small; all others are as expected. Numbers of the usual size may be real, and not masked."""
+    expected, found = evidence.expected, evidence.found
+    if expected.ndim < 2 or expected.shape[-1] < 2 or evidence.site.phase != "fwd":
+        return
+    a, b = (floats(one).reshape(-1, expected.shape[-1]) for one in (expected, found))
+    empty = np.ptp(a, axis=1) == 0.0
+    sizes = np.abs(a).max(axis=1)
+    usual = float(sizes[~empty].max()) if not empty.all() else 0.0
+    off = ~(np.abs(b - a).max(axis=1) <= 2 * limit(evidence) * np.maximum(sizes, usual))  # NaN is off
+    if not off.any() or usual == 0.0 or not np.isfinite(usual) or not empty[off].all():
+        return
+    largest = np.abs(b[off]).max(axis=1)
+    strange = ~(largest <= UNLIKE * usual) | (largest < DENORMAL)
+    if strange.mean() < BLOCK:
+        return
+    first = int(np.argmax(off))
+    said = (
+        f"{int(off.sum())} of {int(empty.sum())} rows that are empty in the reference, the first row {first}, hold "
+        f"numbers up to {np.abs(b[off]).max():.3g} (others have {usual:.3g} at most), as if nobody had written them"
+    )
+    predicted = np.where(off[:, None], b, a).reshape(expected.shape)
+    rows = np.flatnonzero(off)[:16].tolist()
+    yield Finding("uninitialised", said, predicted, 1, {"rows": rows, "count": int(off.sum())})
+
+
 def _changed_throughout(expected: Floats, found: Floats, evidence: Evidence) -> bool:
     close = np.abs(found - expected) <= 2 * limit(evidence) * np.abs(expected).max()
     return bool(close.mean() < 1 - BLOCK)
@@ -155,10 +186,16 @@ def _error(evidence: Evidence, a: Floats, b: Floats, where: Mask) -> float:
     return error / size if size > 0 else error
 
 
+def _furthest(expected: Floats, found: Floats) -> float:
+    """How far numbers that are still finite are off: as far may those near a bound be."""
+    both = np.isfinite(expected) & np.isfinite(found)
+    return float(np.abs(found - expected)[both].max()) if both.any() else 0.0
+
+
 def _or_rounded(left: float, dtype: str) -> float:
-    """What an overflowing dtype leaves: nothing beyond its own rounding."""
+    """What an overflowing dtype leaves: nothing beyond its own rounding, of the operands and of the result."""
     roundoff = {"f16": 2.0**-11, "f8e5m2": 2.0**-3, "f8e4m3": 2.0**-4}[dtype]
-    return 0.0 if left <= roundoff else left
+    return 0.0 if left <= OPERANDS * roundoff else left
 
 
 def _blocks(zero: Mask, expected: Floats) -> bool:
@@ -206,5 +243,5 @@ def _chance(hits: Array, tries: Array, p: float) -> bool:
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
-    overflow, nan_origin, uninitialised, unwritten_rows, dropout_active, nondeterministic,
+    overflow, nan_origin, uninitialised, unwritten_rows, rows_of_nothing, dropout_active, nondeterministic,
 )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import limit
-from .attention.roles import role
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
+from .merged_axes import has_heads
 from .regions import heads_of
 from .screening import positions, sampled
 
@@ -73,7 +73,7 @@ def _told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:
     moved = [axis for axis, other in enumerate(axes) if axis != other]
     if len(split) > len(shape) and split[:-2] == shape[:-1]:
         said = f"the last axis, split into {split[-2]} x {split[-1]}, is merged with its axes in the order {axes}"
-        if heads_of(evidence) or any(role(name) for name in (evidence.site.name, *evidence.inputs)):
+        if has_heads(evidence):
             return "head-permutation", f"heads and features are confused: {said}"
         return "axis-order", said
     if split == shape and moved == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:

@@ -69,7 +69,10 @@ def loss_scaled(evidence: Evidence) -> Iterator[Finding]:
     if evidence.expected.size > 1:
         predicted = floats(evidence.expected) * value
         if agree(evidence, predicted, evidence.found):  # a factor that explains only most of it is another loss
-            yield Finding("reduction-scale", sentence, predicted, 0 if natural is not None else 1, {"factor": value})
+            label = "reduction-scale"
+            if evidence.site.phase == "lossgrad" and _right_loss(evidence) is not None:
+                label, sentence = "gradient-scale", f"{sentence}; the loss itself is right"
+            yield Finding(label, sentence, predicted, 0 if natural is not None else 1, {"factor": value})
         return
     ours, theirs = _gradients(evidence)
     if ours is not None and theirs is not None and not agree(evidence, ours, theirs):
@@ -244,16 +247,21 @@ def _moved(target: Array, candidate: Array) -> tuple[str, str] | None:
 
 
 def _told_apart(loss: _Loss, label: str, reading: Reading) -> str:
-    """A gradient of another loss, where the loss itself is right, is a wrong gradient."""
-    evidence = loss.evidence
-    if evidence.site.phase == "lossgrad" and label == "loss-formula":
-        for site in evidence.around.sites("loss"):
-            a, b = evidence.around.reference(site), evidence.around.candidate(site)
-            if a is not None and b is not None and agree(evidence, a, b):
-                value = reading.value(loss.batch, b.shape)
-                if value is not None and not agree(evidence, value, b):
-                    return "gradient-formula"
-    return label
+    """A gradient of another loss, or of another divisor, where the loss itself is right, is a wrong gradient."""
+    instead = {"loss-formula": "gradient-formula", "reduction-scale": "gradient-scale"}
+    right = _right_loss(loss.evidence) if loss.evidence.site.phase == "lossgrad" and label in instead else None
+    value = None if right is None else reading.value(loss.batch, right.shape)
+    wrong = value is not None and right is not None and not agree(loss.evidence, value, right)
+    return instead[label] if wrong else label
+
+
+def _right_loss(evidence: Evidence) -> Array | None:
+    """The loss whose gradient this is, where it is recorded and both sides agree about it."""
+    for site in evidence.around.sites("loss"):
+        a, b = evidence.around.reference(site), evidence.around.candidate(site)
+        if site.step == evidence.site.step and a is not None and b is not None and agree(evidence, a, b):
+            return b
+    return None
 
 
 def _divisors(shape: tuple[int, ...]) -> dict[float, str]:

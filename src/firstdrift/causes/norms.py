@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from . import row_factors
 from .evidence import Evidence
 from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
 from .norm_forms import LARGEST_EPS, NATURAL, Case, Form, recognised, snapped
@@ -172,4 +173,4 @@ def _named(axes: tuple[int, ...], ndim: int) -> str:
     return ", ".join(str(axis + ndim) for axis in sorted(axes))
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (norm, running_statistics)
+HYPOTHESES: tuple[Hypothesis, ...] = (norm, running_statistics, *row_factors.HYPOTHESES)

@@ -8,13 +8,14 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from ..traces import Array
-from . import formulas
+from . import formulas, norm_precision
 from .agreement import Floats, distance, floats, limit
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 
 DTYPES = ("bf16", "f16")
 EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+PIECEWISE = ("identity", "relu", "relu6")  # of a rounded input these are rounded outputs, which are seen as such
 ROWS = 64  # rows on which a formula is tried
 
 Formula = Callable[[Floats], Floats]
@@ -58,7 +59,7 @@ def _cast(values: Floats, dtype: str) -> Floats:
 
 
 def _formulas(evidence: Evidence, width: int) -> Iterator[tuple[str, Formula]]:
-    """What may have been computed row by row, from the parameters at hand."""
+    """What may have been computed row by row, from the parameters at hand; without any, activations and softmax."""
     weight, bias = (evidence.candidate_parameters.get(key) for key in ("weight", "bias"))
     if weight is not None and bias is not None and bias.shape != weight.shape[:1]:
         return  # a norm over several axes, which is not computed row by row
@@ -70,6 +71,15 @@ def _formulas(evidence: Evidence, width: int) -> Iterator[tuple[str, Formula]]:
             yield "a layer norm", lambda x, eps=eps, b=offset: formulas.layer_norm(x, (width,), floats(weight), b, eps)  # type: ignore[misc]
     if weight is not None and weight.ndim == 2 and weight.shape == (evidence.expected.shape[-1], width):
         yield "a matrix product", lambda x: formulas.linear(x, floats(weight), None if bias is None else floats(bias))
+    if not evidence.parameters and evidence.expected.shape[-1] == width:
+        yield "the softmax", _softmax
+        yield from ((f"the {name}", one) for name, one in formulas.ACTIVATIONS.items() if name not in PIECEWISE)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (rounded_operand,)
+def _softmax(x: Floats) -> Floats:
+    with np.errstate(all="ignore"):
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (rounded_operand, *norm_precision.HYPOTHESES)

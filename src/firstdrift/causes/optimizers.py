@@ -10,6 +10,7 @@ import numpy as np
 
 from ..sites import Site
 from ..traces import Array
+from . import optimizer_states
 from .agreement import Floats, agree, distance, factor, floats, limit, rounded, solve
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
@@ -258,4 +259,6 @@ def _moved(evidence: Evidence, site: Site, change: float) -> bool:
     return a is not None and b is not None and a.ndim > 1 and distance(a, b) > 0.5 * change
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (optimizer_variant, optimizer_setting, weight_decay, not_updated, step_count)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    optimizer_variant, optimizer_setting, weight_decay, not_updated, step_count, *optimizer_states.HYPOTHESES,
+)  # fmt: skip

@@ -15,6 +15,7 @@ from .attention.roles import role
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
+from .slices import slices
 
 MOST_PARTS = 4
 TRIED = 1024  # elements by which a part is recognised
@@ -60,7 +61,7 @@ def partly_known(evidence: Evidence) -> Iterator[Finding]:
     shape = evidence.expected.shape
     for axis in range(len(shape)) if evidence.site.phase == "fwd" and evidence.expected.size >= FEWEST else ():
         parts = _segments(_known(evidence, axis), shape[axis])
-        if not 2 <= len(parts) <= MOST_PARTS:
+        if not 2 <= len(parts) <= MOST_PARTS or _holds_again(evidence, parts, axis):
             continue
         pieces = [np.take(evidence.expected, range(one.start, one.stop), axis) for one in parts]
         for order in permutations(range(len(parts))):
@@ -105,6 +106,7 @@ class _Segment:
     start: int
     stop: int
     name: str
+    known: bool = False
 
 
 def _known(evidence: Evidence, axis: int) -> Iterator[_Segment]:
@@ -118,7 +120,8 @@ def _known(evidence: Evidence, axis: int) -> Iterator[_Segment]:
         for name, function in GATES.items():
             start = _place(evidence, floats(function(floats(value))), axis)
             if start is not None:
-                yield _Segment(start, start + value.shape[axis], key if name == "identity" else f"{name}({key})")
+                named = key if name == "identity" else f"{name}({key})"
+                yield _Segment(start, start + value.shape[axis], named, True)
                 break
 
 
@@ -135,6 +138,19 @@ def _place(evidence: Evidence, part: Floats, axis: int) -> int | None:
         if distance(whole[start : start + len(wanted)], wanted) <= limit(evidence):
             return int(start)
     return None
+
+
+def _holds_again(evidence: Evidence, parts: list[_Segment], axis: int) -> bool:
+    """Whether what lies around a known tensor is made of it too: heads that are repeated, and no concatenation."""
+    one = slices(evidence, axis)
+    if one is None:
+        return True
+    known = np.concatenate([one.expected[part.start : part.stop] for part in parts if part.known])
+    rest = [one.expected[part.start : part.stop] for part in parts if not part.known]
+    if not rest:
+        return False
+    near = [float(np.linalg.norm(known - row, axis=1).min()) for row in np.concatenate(rest)[:ROWS]]
+    return max(near) <= one.tolerance
 
 
 def _segments(known: Iterator[_Segment], size: int) -> list[_Segment]:

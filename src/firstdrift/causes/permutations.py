@@ -12,6 +12,7 @@ from .agreement import floats, limit
 from .attention.roles import role
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
+from .merged_axes import has_heads
 from .regions import heads_of
 from .screening import LARGE
 from .slices import Order, Slices, matched, slices
@@ -180,7 +181,8 @@ def _grid(order: Order) -> tuple[int, int] | None:
 
 def _label_of_blocks(evidence: Evidence, one: Slices, blocks: int) -> str:
     """Whether the blocks are queries, keys and values, or heads."""
-    heads, shape = heads_of(evidence), evidence.expected.shape
+    shape = evidence.expected.shape
+    heads = heads_of(evidence) if has_heads(evidence) else None
     channels = one.axis == len(shape) - 1 or (evidence.site.phase == "weight" and one.axis == 0)
     if blocks == 3 and channels and not evidence.op.startswith(RECURRENT):
         x = evidence.inputs.get("in.0")

@@ -34,7 +34,7 @@ def heads_of(evidence: Evidence) -> int | None:
 
 
 def shape_of_difference(evidence: Evidence, predicted: Array) -> str:
-    """Where the candidate differs from a prediction, as the end of a sentence; empty where it does so everywhere."""
+    """Where the candidate differs from a prediction, as the end of a sentence; where it does so everywhere, how."""
     found, predicted = _leading(evidence.found), _leading(predicted)
     with np.errstate(all="ignore"):
         square = (np.asarray(found, np.float64) - np.asarray(predicted, np.float64)) ** 2
@@ -49,8 +49,13 @@ def shape_of_difference(evidence: Evidence, predicted: Array) -> str:
     if pattern:
         parts = [pattern]
     if not parts:
-        parts = [text for text in (_scattered(square), _same_rows(found, predicted)) if text]
-    return f"what is left lies in {' and '.join(parts)}" if parts else ""
+        parts = [text for text in (_few_rows(square), _scattered(square), _same_rows(found, predicted)) if text][:1]
+    if parts:
+        return f"what is left lies in {' and '.join(parts)}"
+    if bad.any():
+        return ""
+    agree = [text for text in _agreeing(evidence, square, predicted) if text]
+    return f"nothing differs in {' and in '.join(agree)}" if agree else _everywhere(found, predicted)
 
 
 def _leading(array: Array) -> Array:
@@ -75,22 +80,25 @@ def _by_head(evidence: Evidence, square: Floats) -> str:
     return _holders(square.reshape(-1, heads, square.shape[-1] // heads).sum(axis=(0, 2)), "head")
 
 
-def _holders(energy: Floats, name: str) -> str:
-    """The few slices of an axis that hold the difference."""
-    size = energy.size
-    if size < FEW_OF:
-        return ""
+def _held(energy: Floats) -> NDArray[np.intp]:
+    """The few slices that hold the difference, in order; none where it takes many."""
+    if energy.size < FEW_OF:
+        return np.zeros(0, np.intp)
     order = np.argsort(energy)[::-1]
     count = int(np.searchsorted(np.cumsum(energy[order]), HELD * energy.sum())) + 1
-    if count * FEW_OF > size:
-        return ""
-    held = np.sort(order[:count])
-    if count == 1:
-        return f"{name} {held[0]} of {size}"
-    return f"{name}s {_listed(held, size)} of {size}"
+    return np.sort(order[:count] if count * FEW_OF <= energy.size else order[:0])
 
 
-def _listed(held: NDArray[np.intp], size: int) -> str:
+def _holders(energy: Floats, name: str) -> str:
+    """The few slices of an axis that hold the difference."""
+    return _slices(name, held, energy.size) if len(held := _held(energy)) else ""
+
+
+def _slices(name: str, at: NDArray[np.intp], size: int) -> str:
+    return f"{name} {at[0]} of {size}" if len(at) == 1 else f"{name}s {_listed(at)} of {size}"
+
+
+def _listed(held: NDArray[np.intp]) -> str:
     steps = np.diff(held)
     if (steps == 1).all():
         return f"{held[0]} to {held[-1]}"
@@ -125,6 +133,51 @@ def _scattered(square: Floats) -> str:
     if not reached.any():
         return ""
     return f"{int(np.argmax(reached)) + 1} of {flat.size} elements, scattered"
+
+
+def _few_rows(square: Floats) -> str:
+    """The few vectors along the last axis that hold the difference, wherever they stand."""
+    rows = square.sum(axis=-1)
+    held = _held(rows.reshape(-1)) if rows.ndim > 1 else np.zeros(0, np.intp)
+    if not len(held):
+        return ""
+    first = ", ".join(str(int(one)) for one in np.unravel_index(int(held[0]), rows.shape))
+    return f"{len(held)} of {rows.size} rows, the first at [{first}]"
+
+
+def _agreeing(evidence: Evidence, square: Floats, predicted: Array) -> list[str]:
+    """The slices of each axis where nothing differs."""
+    size = np.asarray(predicted, np.float64) ** 2
+    allowed = (4 * max(evidence.noise, 1e-12)) ** 2
+    names = AXES.get(square.ndim, tuple(f"axis {axis}" for axis in range(square.ndim)))
+    texts = []
+    for axis, name in enumerate(names):
+        others = tuple(one for one in range(square.ndim) if one != axis)
+        right = square.sum(axis=others) <= allowed * size.sum(axis=others)
+        if right.any() and square.shape[axis] > 1:
+            texts.append(_slices(name, np.flatnonzero(right), right.size))
+    return texts
+
+
+def _everywhere(found: Array, predicted: Array) -> str:
+    """One plain fact of a difference that is everywhere: each row has its own factor, or how alike the two are."""
+    a, b = (np.asarray(one, np.float64).reshape(-1, one.shape[-1]) for one in (predicted, found))
+    whole = float(np.linalg.norm(b - a))
+    last = "column" if found.ndim == 2 else "channel"
+    for name, axis in (("row", 1), (last, 0)) if min(a.shape) >= FEW_OF else ():
+        square = (a * a).sum(axis=axis, keepdims=True)
+        factors = (a * b).sum(axis=axis, keepdims=True) / np.where(square > 0, square, 1.0)
+        if float(np.linalg.norm(b - factors * a)) <= math.sqrt(1 - HELD) * whole:
+            return f"every {name} is scaled by a factor of its own, from {factors.min():.3g} to {factors.max():.3g}"
+        shift = (b - a).mean(axis=axis, keepdims=True)
+        if float(np.linalg.norm(b - a - shift)) <= math.sqrt(1 - HELD) * whole:
+            return f"every {name} is off by a number of its own, from {shift.min():.3g} to {shift.max():.3g}"
+    x, y = a.ravel() - a.mean(), b.ravel() - b.mean()
+    size = float(np.linalg.norm(x) * np.linalg.norm(y))
+    alike = float(x @ y) / size if size > 0 else math.nan
+    if not math.isfinite(alike):
+        return ""
+    return f"the difference is everywhere; found and expected correlate by {alike:.2g}"
 
 
 def _same_rows(found: Array, predicted: Array) -> str:

@@ -55,7 +55,7 @@ def changes(rotary: Rotary, width: int, measured: Floats | None = None) -> Itera
     if rotary.factor != 1.0:
         amplitude: dict[str, Any] = {"factor": 1.0, "reference_factor": rotary.factor}
         said = f"the factor {rotary.factor:.6g} on rotated channels is missing"
-        yield Change("rope-scaling", said, replace(rotary, factor=1.0), amplitude)
+        yield Change("scale", said, replace(rotary, factor=1.0), amplitude)
     pairs_turned = len(rotary.frequencies)
     for count in sorted({pairs_turned // 4, pairs_turned // 2, 3 * pairs_turned // 4} - {0, pairs_turned}):
         part: dict[str, Any] = {"rotary_dims": 2 * count, "reference_rotary_dims": rotary.channels}

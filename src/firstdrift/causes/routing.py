@@ -10,8 +10,8 @@ import numpy as np
 
 from . import experts
 from .evidence import Evidence
-from .expert_sums import Experts, Floats, Router, best_first, rows, weights
-from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
+from .expert_sums import Experts, Floats, Router, best_first, other_norms, rows, weights
+from .hypotheses import DOMINANT, EXACT, LEAST_NOISE, Finding, Hypothesis
 
 SCORES = ("softmax", "sigmoid", "logits")
 MOST_EXPERTS = 1024
@@ -47,7 +47,7 @@ def router_weights(evidence: Evidence) -> Iterator[Finding]:
             likely = [one for one in shaped if _close(made(logits[few], one), expected[few], 4 * limit)]
             fitting = [one for one in likely if _close(made(logits, one), expected, limit)]
             if fitting:
-                for label, sentence, router, facts in _changes(fitting[0], logits.shape[1]):
+                for label, sentence, router, facts in _every_change(fitting[0], logits.shape, evidence.expected.shape):
                     predicted = made(own, router)
                     if predicted.shape == expected.shape:
                         yield Finding(label, sentence, predicted.reshape(evidence.expected.shape), 0, facts)
@@ -72,8 +72,15 @@ def mixture(evidence: Evidence) -> Iterator[Finding]:
             made = reference.mixed(router, by_slot, extra)
             if made is None or not _close(made, expected, limit):
                 continue
-            for label, sentence, changed, facts in _changes(router, reference.logits.shape[1]):
-                predicted = candidate.mixed(changed, by_slot, extra, router)
+            found, own = rows(evidence.found), candidate.at(few)
+            for label, sentence, changed, facts in _every_change(
+                router, reference.logits.shape, evidence.expected.shape
+            ):
+                given = weights(candidate.logits, changed)
+                tried = None if own is None else own.weighed(given[few], router, by_slot, extra)
+                if tried is not None and found is not None and not _close(tried, found[few], max(4 * limit, DOMINANT)):
+                    continue
+                predicted = candidate.weighed(given, router, by_slot, extra)
                 if predicted is not None:
                     yield Finding(label, sentence, predicted.reshape(evidence.expected.shape), 0, facts)
             yield from _experts_changed(evidence, candidate, router, by_slot, extra)
@@ -117,15 +124,33 @@ def _routers(experts: int) -> Iterator[Router]:
             yield Router(scores, chosen)
             if chosen > 1 and not (chosen == experts and scores == "softmax"):
                 yield Router(scores, chosen, True)
+        if chosen == 1:  # whatever its score is, the weight of the one is one
+            yield Router("softmax", 1, True)
+
+
+def _every_change(
+    router: Router, logits: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[str, str, Router, dict[str, object]]]:
+    """Every single change to a router of logits (tokens, experts) whose result has a shape."""
+    yield from _changes(router, logits[1])
+    unread = router.chosen == 1 and router.renormalised  # the scores of the reference do not show
+    for scores in ("softmax", "sigmoid") if unread else (router.scores,):
+        if unread and scores != router.scores:
+            said = f"the weight of the chosen expert is not renormalised to one, but {WORDS[scores]}"
+            yield "router-renorm", said, replace(router, scores=scores, renormalised=False), {"renormalised": False}
+        for norm in other_norms(logits[0], shape[-2] if len(shape) > 2 else 0):
+            usual = "their sum for each token" if router.renormalised else "nothing"
+            said = f"the weights of the chosen experts are divided by {norm.words} instead of {usual}"
+            other = replace(router, scores=scores, renormalised=True, norm=norm)
+            yield "router-renorm", said, other, {"over": norm.over, "power": norm.power}
 
 
 def _changes(router: Router, experts: int) -> Iterator[tuple[str, str, Router, dict[str, object]]]:
     """Every single change to a router."""
-    if router.chosen > 1 or router.renormalised:
-        now = not router.renormalised
-        said = "renormalised, which the reference does not do" if now else "not renormalised to sum to one"
-        facts: dict[str, object] = {"renormalised": now}
-        yield "router-renorm", f"the weights of the chosen experts are {said}", replace(router, renormalised=now), facts
+    now = not router.renormalised
+    said = "renormalised, which the reference does not do" if now else "not renormalised to sum to one"
+    facts: dict[str, object] = {"renormalised": now}
+    yield "router-renorm", f"the weights of the chosen experts are {said}", replace(router, renormalised=now), facts
     for scores in SCORES:
         if scores == router.scores:
             continue

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..strict_json import Json
-from . import formulas
+from . import formulas, resized_tables
 from .evidence import Evidence
 from .flattening import flattened
 from .formulas import PAD_MODES, Axis
@@ -245,4 +245,4 @@ def _with(label: str, sentence: str, **changes: Any) -> Variant[Convolution]:
     return Variant(label, sentence, methodcaller("changed", **changes))
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (convolution, pool, resized, flattened)
+HYPOTHESES: tuple[Hypothesis, ...] = (convolution, pool, resized, *resized_tables.HYPOTHESES, flattened)

@@ -1,4 +1,4 @@
-"""Weights on the grid of an integer format: quantised, or with another zero point."""
+"""Weights on the grid of an integer format."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import weight_zero_points
 from .agreement import Floats, distance, floats
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
@@ -71,33 +72,6 @@ def quantised(evidence: Evidence) -> Iterator[Finding]:
         return
 
 
-def other_zero_point(evidence: Evidence) -> Iterator[Finding]:
-    """Quantised weights that are off by whole steps, the same in every group."""
-    if not is_weight(evidence) or not np.isfinite(evidence.found).all():
-        return
-    expected, found = floats(evidence.expected), floats(evidence.found)
-    for name, ours, theirs in _grouped(expected, found):
-        some = theirs[:SCREENED, :FEW] - ours[:SCREENED, :FEW]
-        moved = some[:, :1]
-        step = _gaps(ours[:SCREENED, :FEW]) if _constant(some) else None
-        if step is None:
-            continue
-        steps = moved / step
-        counts = sorted({int(one) for one in np.round(steps).ravel() if one})
-        if counts and np.abs(steps - np.round(steps)).max() <= ON_GRID:
-            shown = ", ".join(map(str, counts[:4]))
-            sentence = f"the zero point is off by {shown} step{'s' if counts != [1] else ''} per {name}"
-            predicted = _ungrouped(name, ours + (theirs[:, :1] - ours[:, :1]), found.shape)
-            yield Finding(
-                "zero-point",
-                sentence,
-                predicted,
-                len(counts),
-                {"steps": counts[0] if len(counts) == 1 else counts[:16], "per": name},
-            )
-            return
-
-
 def grid_of(groups: Floats, known: tuple[int, bool] | None = None) -> Grid | None:
     """The grid on which every group lies, or None; of a known kind where there is one."""
     largest = np.abs(groups).max(1, keepdims=True)
@@ -118,12 +92,6 @@ def grid_of(groups: Floats, known: tuple[int, bool] | None = None) -> Grid | Non
 
 def _whole(steps: Floats) -> bool:
     return bool(np.abs(steps - np.round(steps)).max() <= ON_GRID)
-
-
-def _constant(difference: Floats) -> bool:
-    """Whether every group differs by one number, and some do."""
-    largest = float(np.abs(difference).max())
-    return largest > 0 and float(np.ptp(difference, axis=1).max()) <= 1e-3 * largest
 
 
 def _gaps(groups: Floats) -> Floats | None:
@@ -157,4 +125,4 @@ def _ungrouped(name: str, groups: Floats, shape: tuple[int, ...]) -> Floats:
     return (groups.T if name == "column" else groups).reshape(shape)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (quantised, other_zero_point)
+HYPOTHESES: tuple[Hypothesis, ...] = (quantised, *weight_zero_points.HYPOTHESES)

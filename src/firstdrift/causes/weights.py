@@ -8,7 +8,7 @@ import numpy as np
 
 from ..sites import Site
 from ..traces import Array
-from . import weight_grids, weight_layouts, weight_values
+from . import weight_grids, weight_layouts, weight_memory, weight_pieces, weight_values
 from .agreement import agree, distance, floats
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
@@ -117,4 +117,6 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *weight_layouts.HYPOTHESES,
     *weight_values.HYPOTHESES,
     *weight_grids.HYPOTHESES,
+    *weight_memory.HYPOTHESES,
+    *weight_pieces.HYPOTHESES,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..sites import Site
 from ..traces import Array
 from .agreement import Floats, floats, limit
+from .branches import ancestors
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
@@ -37,7 +38,7 @@ def skipped_op(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
-    """found is what the same site gave earlier, or what the same part of a layer before it gave."""
+    """found is what the same site gave earlier, what a part like it in a layer before gave, or a later state of it."""
     site = evidence.site
     if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
         return
@@ -48,12 +49,16 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
         if earlier.port.startswith("in.") and not site.port.startswith("in."):
             continue
         value = _equal_tensor(evidence, earlier)
-        if value is None:
+        if value is None or _handed_on(evidence, earlier):
             continue
         if earlier in own:
             said = f"found is the output of {_when(earlier)}, which came before"
         elif _role(earlier) == _role(site):
             said = f"found is the tensor of {earlier}, which came before"
+        elif (right := _before_it(evidence, earlier, before)) is not None:
+            said = f"{_place(earlier)} is read, which was computed from {_place(right)}, where that one belongs"
+            yield Finding("residual-source", said, value, 1, {"site": list(earlier), "reference_site": list(right)})
+            return
         else:  # an old buffer, a branch not taken or operations not applied: all look like this
             said = f"found is the tensor of {earlier}, which does not belong here"
             yield Finding("unknown", said, value, NAMED_ELSEWHERE, {"site": list(earlier)})
@@ -64,12 +69,13 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
 
 
 def exchanged(evidence: Evidence) -> Iterator[Finding]:
-    """found is what the reference has at another site, and the other way round."""
+    """found is what the reference has at another site in the same call, and the other way round."""
     site = evidence.site
     if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
         return
+    now = site.step, site.call, site.sample
     for other in evidence.around.sites(site.phase):
-        if other == site or other.port != site.port or (other.name == site.name and other.call != site.call):
+        if other == site or other.port != site.port or (other.step, other.call, other.sample) != now:
             continue
         theirs = evidence.around.reference(other)
         if theirs is None or not _alike(evidence, theirs, evidence.found):
@@ -178,6 +184,34 @@ def _told_apart(evidence: Evidence, value: Array) -> bool:
         return False
     spread = float(some.std()) > 2 * limit(evidence) * float(np.abs(some).max(initial=0.0))
     return len(np.unique(some)) >= 4 and spread
+
+
+def _handed_on(evidence: Evidence, site: Site) -> bool:
+    """Whether a site has the drift too, as a module's input has that was handed to its first part."""
+    ours, theirs = evidence.around.reference(site), evidence.around.candidate(site)
+    if ours is None or theirs is None:
+        return False
+    return _alike(evidence, ours, evidence.expected) and _alike(evidence, theirs, evidence.found)
+
+
+def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site | None:
+    """The tensor that belongs here, where it is one that the tensor taken instead was computed from.
+
+    What was taken from before it may as well be what an operation was not applied to.
+    """
+    if evidence.site.phase != "fwd" or not _told_apart(evidence, evidence.expected):
+        return None
+    older = ancestors(evidence.around, [taken]) - {taken}
+    for site in before:
+        value = evidence.around.reference(site) if site in older else None
+        if value is not None and _alike(evidence, value, evidence.expected):
+            return site
+    return None
+
+
+def _place(site: Site) -> str:
+    port = "" if site.port == "out" else f" ({site.port})"
+    return f"{site.name or 'the model'}{port}" + (f" of call {site.call}" if site.call else "")
 
 
 def _role(site: Site) -> tuple[str, str]:

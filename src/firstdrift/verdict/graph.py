@@ -121,7 +121,7 @@ class Graph:
         if record is not None and record.producers is not None:
             yield from self._seen_through(record.producers, site.sample)
             return
-        if self.kind == STAGE_TABLE:
+        if self.kind == STAGE_TABLE or site not in self._place:  # which is nowhere in the order of what was compared
             return
         chain = self._outputs[site.step, site.sample]
         place = self._place[site]

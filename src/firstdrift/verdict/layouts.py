@@ -17,12 +17,12 @@ from ..traces import Array
 from .graph import Graph
 from .ladder import is_short
 from .limits import Limits
+from .made_up import IN_SIGHT, outweighs
 from .noise import GAIN_MARGIN
+from .orders import other_orders
 
 LAYOUT = "stored or computed in another layout"
 AGREES = "as a whole agrees"
-MADE_UP_FOR = 1000.0  # how many times larger a difference inside must be than what is left of it outside
-IN_SIGHT = 0.125  # of a tensor: a difference that large shows in every format, however few steps that has
 
 Results = Mapping[Site, PairResult]
 Load = Callable[[Pair], tuple[Array, Array]]
@@ -54,6 +54,9 @@ def other_layouts(
         if readers := _undone_by(name, outputs, results, limits, graph):
             inside |= {site: _undone(readers) for site in results if _is_between(site, name, readers)}
             whole |= {result.site: _undone(readers) for reader in readers for result in outputs[reader]}
+    if not inside:
+        orders = other_orders(results, limits, graph, load)
+        inside = {site: f"{LAYOUT}; {reason}" for site, reason in orders.items()}
     return inside, whole
 
 
@@ -77,18 +80,7 @@ def _undone_by(
     passed = GAIN_MARGIN * entered if any((result.error or 0.0) > local[result.site] for result in fed) else 0.0
     if any((result.error or 0.0) > local[result.site] + passed for result in behind):
         return []
-    return readers if all(_outweighs(one, left, left.error or 0.0) for one in made for left in behind) else []
-
-
-def _outweighs(drift: PairResult, output: PairResult, left: float) -> bool:
-    """Whether a difference is so much larger than what is left of it in an output that something made up for it.
-
-    A short format has too few steps to show that a difference is a thousand times smaller: what is left is its own
-    rounding, against which a difference must still be plain to see.
-    """
-    unit = roundoff(output.pair.reference.dtype, output.pair.candidate[0].dtype)
-    times = min(MADE_UP_FOR, IN_SIGHT / unit) if unit else MADE_UP_FOR
-    return (drift.error or 0.0) >= times * max(left, unit)
+    return readers if all(outweighs(one, left, left.error or 0.0) for one in made for left in behind) else []
 
 
 def _is_between(site: Site, name: str, readers: Sequence[str]) -> bool:
@@ -148,12 +140,12 @@ def _makes_up(
             return False
         item = limits.items[result.site]
         noise = limits.local(item, []) * sqrt(max(1, steps))
-        if result.error > noise + GAIN_MARGIN * entered or not _outweighs(drift, result, result.error):
+        if result.error > noise + GAIN_MARGIN * entered or not outweighs(drift, result, result.error):
             return False
         unit = roundoff(result.pair.reference.dtype, result.pair.candidate[0].dtype)
         if is_short(unit):
             diluted = max(result.error, unit) * _dilution(drift.site, part, results, graph, load)
-            if not _outweighs(drift, result, diluted):
+            if not outweighs(drift, result, diluted):
                 return False
     return True
 

@@ -3,56 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
-from . import heads, masks, positions, scoring
-from .claims import Case, Variant, finding
-from .fitting import Over, Reference, fit, patience, search
-from .operands import LAYOUTS, operands, sources
+from . import bias_claims, expansions, heads, masks, positions, scoring
+from .claims import Case, Claim, Variant, finding, narrowed
+from .fitting import Over, Reference, fit, patience, search, search_biased
+from .nearby import Nearby, nearby, tables_of
+from .operands import operands
 from .padding import masks_around
-from .problem import SCREEN, WHOLE, first_head, problem, sampled
+from .problem import problem
 from .rotary import Floats
+from .some_heads import of_some_heads
+from .sources import LAYOUTS, sources, with_norms
 
 # In the order in which they are tried: first those without a number to fit. Where one of these leaves no more than the
 # noise, the others have nothing to add.
-STAGES: tuple[tuple[Variant, ...], ...] = (
-    (*masks.VARIANTS, *heads.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
+Stages = tuple[tuple[Variant, ...], ...]
+STAGES: Stages = (
+    (*masks.VARIANTS, *heads.VARIANTS, *expansions.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
     (*scoring.FITTED, *positions.FITTED),
-    positions.LAST,
+    (*positions.LAST, *bias_claims.VARIANTS),
 )
-MASKED: tuple[tuple[Variant, ...], ...] = ((masks.padding,),)  # of an attention that is explained without a mask
+MASKED: Stages = ((masks.padding,),)  # of an attention that is explained without a mask
+OF_SOME_HEADS: Stages = (
+    (*masks.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
+    (*scoring.FITTED, *positions.FITTED),
+)
 
 
 def attention(evidence: Evidence) -> Iterator[Finding]:
     """Every single change to the reference's attention that gives the candidate's numbers."""
     limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    if evidence.expected.shape != evidence.found.shape:
+    if evidence.expected.shape != evidence.found.shape or not _attends(evidence):
         return
-    case = _case(evidence, fit, limit, patience())
+    near = nearby(evidence, limit)
+    case = _case(evidence, near, fit, limit, patience())
     stages = STAGES if case is None else MASKED
     if case is not None and (yield from _told(evidence, case, STAGES)):
         return
     over = patience()
-    for mask in masks_around(evidence) if _attends(evidence) else ():
-        masked = _case(evidence, fit, limit, over, mask)
+    for mask in masks_around(evidence):
+        masked = _case(evidence, near, fit, limit, over, mask)
         if masked is not None and (masked.settings.mask or case is not None):
             case = masked
             if (yield from _told(evidence, masked, stages)):
                 return
-    if case is None and (case := _case(evidence, search, limit, patience())) is not None:  # which takes long
-        yield from _told(evidence, case, STAGES)
+    for find in (search, search_biased) if case is None else ():  # which take long
+        if (case := _case(evidence, near, find, limit, patience())) is not None:
+            yield from _told(evidence, case, STAGES)
+            return
 
 
-def _told(evidence: Evidence, case: Case, stages: tuple[tuple[Variant, ...], ...]) -> Generator[Finding, None, bool]:
+def _told(evidence: Evidence, case: Case, stages: Stages) -> Generator[Finding, None, bool]:
+    """What is found of a case, of all heads or of some; whether something leaves no more than the noise."""
+    if (yield from _staged(evidence, case, stages)):
+        return True
+    return stages is STAGES and (yield from _told_of_some(evidence, case))
+
+
+def _staged(
+    evidence: Evidence, case: Case, stages: Stages, said: Callable[[Claim], Claim] = lambda claim: claim
+) -> Generator[Finding, None, bool]:
     """What is found of a case, stage by stage; whether something leaves no more than the noise."""
     settled = False
     for stage in stages:
         for claim in chain.from_iterable(variant(case) for variant in stage):
-            told = finding(case, claim)
+            told = finding(case, said(claim))
             if told is not None:
                 settled = settled or residual(evidence, told) <= case.noise
                 yield told
@@ -61,43 +82,73 @@ def _told(evidence: Evidence, case: Case, stages: tuple[tuple[Variant, ...], ...
     return False
 
 
+def _told_of_some(evidence: Evidence, case: Case) -> Generator[Finding, None, bool]:
+    """What is found where only some of the heads differ; which these are counts as one number that was fitted."""
+    some = of_some_heads(case)
+    if some is None:
+        return False
+    part, chosen = some
+    shown = ", ".join(map(str, chosen[:8])) + (", ..." if len(chosen) > 8 else "")
+    where = f"in head {shown} only" if len(chosen) == 1 else f"in heads {shown} only"
+
+    def of_these(claim: Claim) -> Claim:
+        facts = {**claim.parameters, "heads": [int(head) for head in chosen]}
+        return replace(claim, sentence=f"{claim.sentence}, {where}", parameters=facts, free=claim.free + 1)
+
+    return (yield from _staged(evidence, part, OF_SOME_HEADS, of_these))
+
+
 def _attends(evidence: Evidence) -> bool:
     """Whether this may be an attention at all."""
     return any(sources(evidence, False, layout) is not None for layout in LAYOUTS)
 
 
 def _case(
-    evidence: Evidence, find: Callable[..., Reference | None], limit: float, over: Over, mask: Floats | None = None
-) -> Case | None:
+    evidence: Evidence, near: Nearby, find: Callable[..., Reference | None], limit: float, over: Over,
+    mask: Floats | None = None,
+) -> Case | None:  # fmt: skip
     """The reference's attention and the candidate's problem; None where no formula reproduces the reference, or the
     candidate too. With a mask, as the attention is where it was given that."""
     for layout in LAYOUTS:
         ways = partial(find, attrs=evidence.attrs, limit=limit, over=over)
-        case = _read(evidence, layout, ways, limit, mask)
+        case = _read(evidence, near, layout, ways, limit, mask)
         if case is not None:
             return case if case.whole > limit else None
     return None
 
 
 def _read(
-    evidence: Evidence, layout: str, find: Callable[..., Reference | None], limit: float, mask: Floats | None
-) -> Case | None:
+    evidence: Evidence, near: Nearby, layout: str, find: Callable[..., Reference | None], limit: float,
+    mask: Floats | None,
+) -> Case | None:  # fmt: skip
     """The case as it is when the axes are those of a layout."""
-    mine, other = (sources(evidence, candidate, layout, mask) for candidate in (False, True))
-    reference = None if mine is None or other is None else find(mine, other)
-    if mine is None or other is None or reference is None:
+    mine, other = (sources(evidence, candidate, layout, mask, near) for candidate in (False, True))
+    if mine is None or other is None:
         return None
+    if other.bias is None:  # of one that only the reference was given, the candidate may still show the lack
+        other = replace(other, bias=mine.bias)
+    if other.mask is None:
+        other = replace(other, mask=mine.mask)
+    reference = None
+    if norms := near.norms:
+        plain = mine, other
+        mine, other = (with_norms(one, norms, plain[0], limit) for one in plain)
+        reference = find(mine, other)
+        mine, other = plain if reference is None else (mine, other)
+    reference = reference or find(mine, other)
+    if reference is None:
+        return None
+    if other.bias is None:
+        other = replace(other, bias=reference.problem.operands.bias)
     structure = reference.structure
     found = operands(other, structure.shape, structure.heads, structure.kv_heads)
     if found is None:
         return None
     whole = problem(found, other.observed, mine.observed, reference.problem.profile)
-    screen, final = (sampled(whole, structure.heads, budget) for budget in (SCREEN, WHOLE))
-    narrow = first_head(sampled(whole, 1, SCREEN >> 2), structure.heads, structure.kv_heads)
-    noise = max(evidence.noise, LEAST_NOISE)
     restored = partial(_restored, like=evidence.found, layout=layout)
-    error = screen.error(reference.settings)
-    return Case(reference, other, whole, screen, narrow, final, limit, noise, error, restored)
+    return narrowed(
+        reference, other, whole, limit, max(evidence.noise, LEAST_NOISE), restored, partial(tables_of, evidence)
+    )
 
 
 def _restored(predicted: Floats, like: Array, layout: str) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import numpy as np
 from ..hypotheses import DOMINANT, Finding
 from .fitting import Reference
 from .formula import Settings
-from .operands import Sources
-from .problem import SCREEN, WHOLE, Problem, fitted, sampled
+from .problem import SCREEN, WHOLE, Problem, first_head, fitted, sampled
 from .rotary import Floats
+from .sources import Sources
+
+Tables = Callable[[], Iterator[tuple[str, Floats]]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -22,7 +24,8 @@ class Case:
 
     Variants are tried on `screen`, a part of the candidate's problem, numbers fitted on `narrow`, a smaller part, and
     what is left is proven on `final`. `limit` is the error that noise explains, `whole` that of the reference's own
-    settings; `restored` gives a prediction the recorded shape.
+    settings; `restored` gives a prediction the recorded shape, `tables` the recorded
+    weights in which a bias may be looked up.
     """
 
     reference: Reference
@@ -35,6 +38,7 @@ class Case:
     noise: float
     whole: float
     restored: Callable[[Floats], Floats]
+    tables: Tables = lambda: iter(())
 
     @property
     def settings(self) -> Settings:
@@ -57,6 +61,18 @@ class Claim:
     parameters: dict[str, Any] = field(default_factory=dict)
     free: int = 0
     problem: Problem | None = None
+
+
+def narrowed(
+    reference: Reference, candidate: Sources, whole: Problem, limit: float, noise: float,
+    restored: Callable[[Floats], Floats], tables: Tables = lambda: iter(()),
+) -> Case:  # fmt: skip
+    """A case with the parts of its problem on which claims are tried."""
+    heads, kv_heads = reference.settings.heads, reference.settings.kv_heads
+    screen, final = (sampled(whole, heads, budget) for budget in (SCREEN, WHOLE))
+    narrow = first_head(sampled(whole, 1, SCREEN >> 2), heads, kv_heads)
+    error = screen.error(reference.settings)
+    return Case(reference, candidate, whole, screen, narrow, final, limit, noise, error, restored, tables)
 
 
 Variant = Callable[[Case], Iterable[Claim]]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 
 import numpy as np
 
 from .formula import HIDDEN
 from .padding import lengths_as_mask
 from .rotary import Floats, frequencies_of
+
+LARGEST_COSINE = 2.0  # with the amplitude that a scaling may have
+TABLES = 8  # that are looked at
 
 
 def masks_among(rest: Mapping[str, Floats], batch: int, queries: int, keys: int) -> tuple[Floats | None, Floats | None]:
@@ -20,8 +24,11 @@ def masks_among(rest: Mapping[str, Floats], batch: int, queries: int, keys: int)
             continue
         with np.errstate(invalid="ignore"):
             masks = bool(np.isin(full, (0, 1)).all()) or bool((full <= -1e4).any() and ((full <= 0).all()))
+        hides = not masks and full.shape[2:] == (queries, keys) and bool((full <= HIDDEN).any())
         if masks and mask is None:
             mask = _without_triangle(full, batch, queries, keys)
+        elif hides and mask is None and not np.isnan(full).any():  # a bias in which keys are hidden
+            mask = full
         elif not masks and bias is None and full.shape[2:] == (queries, keys) and np.isfinite(full).all():
             bias = full
     return mask, bias
@@ -69,14 +76,16 @@ def _as_scores(value: Floats, batch: int, queries: int, keys: int) -> Floats | N
 
 
 def tables_among(rest: Mapping[str, Floats], tokens: int) -> tuple[Floats, float] | None:
-    """The frequencies of recorded cosines and sines."""
-    found = []
+    """The frequencies of recorded cosines and sines: the first two tables whose squares sum to a constant."""
+    found: list[Floats] = []
     for value in rest.values():
-        if value.ndim >= 2 and value.shape[-2] >= tokens:
+        if value.ndim >= 2 and value.shape[-2] >= tokens and value.size:
             table = value.reshape(-1, *value.shape[-2:])[0][:tokens]
-            if np.isfinite(table).all() and np.abs(table).max(initial=0.0) < 2.0:
+            if np.isfinite(table).all() and np.abs(table).max(initial=0.0) < LARGEST_COSINE:
                 found.append(table)
-    if len(found) != 2:
-        return None
-    cos, sin = sorted(found, key=lambda table: -float(table[0].mean()))
-    return frequencies_of(cos, sin)
+    for one, other in combinations(found[:TABLES], 2):
+        cos, sin = sorted((one, other), key=lambda table: -float(table[0].mean()))
+        told = frequencies_of(cos, sin)
+        if told is not None:
+            return told
+    return None

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from time import thread_time
 
 import numpy as np
 
 from ...strict_json import Json
+from .biases import TOKENS as TOKENS_WITH_BIAS
+from .biases import bias_of, small
 from .formula import Settings
 from .inverting import window_seen
-from .operands import Sources
+from .norming import Norms
 from .problem import SCREEN, Problem, at_rows, beginning, first_head, sampled
-from .proposals import STATED, local, plain, scales, turned
-from .searching import searched
+from .proposals import STATED, channels_of, kinds, local, plain, scales, turned
+from .searching import measured, searched
+from .sources import Sources
 from .structure import Structure, likely, number
 
 PATIENCE = 1.0  # seconds of work for fits, and for searches
+SELDOM = 6  # questions without a look at the clock, where those before took no more than QUICK seconds
+QUICK = 2e-3
 FEW_TRIALS = 8  # of structures and masks, for which numbers are searched
 TOKENS = 12  # enough to tell the scores apart, few enough to try much
 
@@ -36,16 +42,28 @@ Over = Callable[[], bool]
 
 def patience() -> Over:
     """What says, from now on, when to give up."""
-    start = thread_time()
-    return lambda: thread_time() - start > PATIENCE
+    start = last = thread_time()
+    spared = 0
+
+    def over() -> bool:
+        nonlocal last, spared
+        if spared > 0:  # the clock takes as long as a small trial
+            spared -= 1
+        else:
+            now = thread_time()
+            spared, last = SELDOM if now - last < QUICK else 0, now
+        return last - start > PATIENCE
+
+    return over
 
 
 def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
     """The stated or usual settings that reproduce the reference within a limit, or None."""
     trials = _trials(given, other, attrs, limit)
-    for stage in (plain, turned, local):
+    for stage in (plain, turned, kinds, local):
         for trial in trials:
-            for proposal in stage(trial.base, trial.whole, given, attrs):
+            proposals = stage(trial.base, trial.whole, given, attrs)
+            for proposal in measured(proposals, trial.few, limit, over) if stage is kinds else proposals:
                 if over():
                     return None
                 held = _held(proposal, trial.few, limit)
@@ -67,12 +85,34 @@ def search(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: flo
     return None
 
 
+def search_biased(
+    given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over
+) -> Reference | None:
+    """Usual settings that reproduce the reference with a bias of which there is no record, or None."""
+    if max(part.shape[1] for part in given.parts.values()) > TOKENS_WITH_BIAS:
+        return None
+    for trial in _trials(given, other, attrs, limit)[:FEW_TRIALS]:
+        part = small(trial.whole, trial.base)
+        if part is None or part.queries < trial.whole.queries or part.keys < trial.whole.keys:
+            continue
+        for by_distance, scale in product((True, False), (channels_of(trial.base, trial.whole) ** -0.5, 1.0)):
+            base = replace(trial.base, scale=scale)
+            bias = None if over() else bias_of(base, part, limit, by_distance)
+            if bias is None:
+                continue
+            whole = replace(trial.whole, operands=replace(trial.whole.operands, bias=bias, memory={}))
+            biased = replace(base, biased=True)
+            if sampled(whole, base.heads, SCREEN).error(biased) <= limit:
+                return Reference(trial.structure, biased, whole)
+    return None
+
+
 def _trials(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float) -> list[_Trial]:
     shapes, causal = likely(given, other, attrs, limit)
     return [
         _Trial.of(base, structure, whole)
         for structure, whole in shapes
-        for base in _bases(structure, whole, causal, attrs, limit)
+        for base in _bases(structure, whole, causal, attrs, limit, given.norm)
     ]
 
 
@@ -93,7 +133,7 @@ class _Trial:
 
 
 def _bases(
-    structure: Structure, whole: Problem, causal: bool, attrs: Mapping[str, Json], limit: float
+    structure: Structure, whole: Problem, causal: bool, attrs: Mapping[str, Json], limit: float, norm: Norms | None
 ) -> Iterator[Settings]:
     """What may be seen: as the masks say, and only what came before where that is so or cannot be told."""
     last = whole.keys - whole.queries
@@ -102,7 +142,7 @@ def _bases(
     for mask in _masks(whole):
         for diagonal in [0] if causal else [None] if told else [None, max(last, 0)]:
             for itself in (False, True) if mask in ("keep", "drop") and last == 0 else (False,):
-                base = replace(structure.settings(), diagonal=diagonal, mask=mask, itself=itself)
+                base = replace(structure.settings(), diagonal=diagonal, mask=mask, itself=itself, norm=norm)
                 yield from (replace(base, window=width) for width in widths)
 
 
@@ -117,7 +157,7 @@ def _windows(structure: Structure, whole: Problem, attrs: Mapping[str, Json], li
 
 def _masks(whole: Problem) -> Iterable[str]:
     mask = whole.operands.mask
-    if mask is None:
+    if mask is None or mask.size == 0 or np.ptp(mask) == 0:  # which hides nothing, or everything
         return ("",)
     return ("keep", "drop", "") if np.isin(mask, (0, 1)).all() else ("add", "")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .norming import Norms, normed
 from .rotary import Floats, Rotary, turned
 
 Indices = NDArray[np.intp]
@@ -21,7 +22,8 @@ class Operands:
     """What attention is computed from: projections (batch, tokens, width), and what else was at hand.
 
     `mask` is given as it was recorded, broadcastable to (batch, heads, queries, keys); `bias` is added to the scores;
-    `projection` is the weight (out, in) and bias of the output projection where the output was read behind it.
+    `projection` is the weight (out, in) and bias of the output projection where the output was read behind it;
+    `rotated` is how many channels of a head are rotated, where the structure tells.
     """
 
     q: Floats
@@ -30,6 +32,7 @@ class Operands:
     mask: Floats | None = None
     bias: Floats | None = None
     projection: tuple[Floats, Floats] | None = None
+    rotated: int | None = None
     memory: dict[Hashable, tuple[object, Floats]] = field(default_factory=dict)  # products that are needed again
 
     def samples(self, batch: Indices) -> Operands:
@@ -53,7 +56,8 @@ class Settings:
 
     `axes` and `merge` say how the width of the projections and of the output is divided (`thd`: tokens, heads,
     channels, as it should be). Query i sees keys i - window < j <= i + diagonal. `reach` is the
-    window of a network that looks both ways. `mask` says how a recorded mask is read: keep, drop or add. `groups` is
+    window of a network that looks both ways. `mask` says how a recorded mask is read: keep, drop, add, or hide where it
+    would also add. `groups` is
     the key head of each query head where it is neither repeated nor tiled, `order` that of the heads of the output,
     `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`. With `itself`
     every query sees its own key, whatever the masks say: padding then has something to see. A `sink` is one more key
@@ -75,7 +79,7 @@ class Settings:
     slopes: Floats | None = None
     biased: bool = False
     mask: str = ""
-    norm: str = ""
+    norm: Norms | None = None
     groups: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
     hidden: float = -np.inf
@@ -132,7 +136,7 @@ def seen(settings: Settings, operands: Operands, rows: Indices) -> NDArray[np.bo
         require(np.abs(distance) <= settings.reach)
     if settings.mask and operands.mask is not None:
         given = _rows_of(operands.mask.swapaxes(2, 3) if settings.across else operands.mask, rows)
-        if settings.mask == "add":
+        if settings.mask in ("add", "hide"):
             require(given > HIDDEN)
         else:
             require((given != 0) == (settings.mask == "keep"))
@@ -141,23 +145,26 @@ def seen(settings: Settings, operands: Operands, rows: Indices) -> NDArray[np.bo
 
 def products(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     """Queries times keys, as they are turned and shared: (batch, heads, rows, keys)."""
-    turn = settings.rotary
+    turn, norms = settings.rotary, settings.norm
     shared = (settings.heads, settings.kv_heads, settings.tiled, settings.groups)
-    key = (*shared, settings.axes, settings.norm, id(turn), rows.tobytes())
+    key = (*shared, settings.axes, id(norms), id(turn), rows.tobytes())
     if key in operands.memory:
         return operands.memory[key][1]
     q = divide(operands.q, settings.heads, settings.axes)[:, rows]
     k = divide(operands.k, settings.kv_heads, settings.axes)
-    q, k = _normed(q, settings.norm), _normed(k, settings.norm)
+    if norms is not None and not norms.late:
+        q, k = normed(q, norms.q), normed(k, norms.k)
     if turn is not None:
         if "q" in turn.sides:
             q = turned(q, turn, np.asarray(rows + turn.shift, np.float64))
         if "k" in turn.sides:
-            k = turned(k, turn, np.arange(k.shape[1], dtype=np.float64))
+            k = turned(k, turn, np.arange(k.shape[1], dtype=np.float64), "k")
+    if norms is not None and norms.late:
+        q, k = normed(q, norms.q), normed(k, norms.k)
     out = _shared(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 3, 1), settings)
     if len(operands.memory) >= REMEMBERED:
         operands.memory.pop(next(iter(operands.memory)))
-    operands.memory[key] = turn, out  # the rotation is kept, so that no other one gets its id
+    operands.memory[key] = (turn, norms), out  # which are kept, so that no others get their ids
     return out
 
 
@@ -246,11 +253,3 @@ def _shared(x: Floats, y: Floats, settings: Settings) -> Floats:
 
 def _rows_of(array: Floats, rows: Indices) -> Floats:
     return array if array.shape[2] == 1 else array[:, :, rows]
-
-
-def _normed(x: Floats, kind: str) -> Floats:
-    if not kind:
-        return x
-    size = np.linalg.norm(x, axis=-1, keepdims=True)
-    size = np.where(size > 0, size, 1.0)
-    return np.asarray(x / size * (np.sqrt(x.shape[-1]) if kind == "rms" else 1.0))

@@ -30,7 +30,7 @@ def diagonal(case: Case) -> Iterator[Claim]:
         corner = ahead - base.diagonal
         where = "first" if corner == 0 else "last"
         yield Claim(
-            "mask-missing", f"the causal mask is aligned at the {where} key instead of the other end",
+            "mask-off-by-one", f"the causal mask is aligned at the {where} key instead of the other end",
             replace(base, diagonal=corner), {"diagonal": corner, "reference_diagonal": base.diagonal},
         )  # fmt: skip
 

@@ -27,6 +27,15 @@ def pairing(case: Case) -> Iterator[Claim]:
         "rope-interleave", f"rotary pairs are {_pairs(other)} instead of {_pairs(rotary.pairing)}",
         with_rotary(case.settings, pairing=other), {"pairing": other, "reference_pairing": rotary.pairing},
     )  # fmt: skip
+    for side, changed in (
+        ("queries", {"pairing": other, "key_pairing": rotary.pairing}),
+        ("keys", {"key_pairing": other}),
+    ):
+        yield Claim(
+            "rope-interleave", f"rotary pairs of the {side} are {_pairs(other)} instead of {_pairs(rotary.pairing)}",
+            with_rotary(case.settings, **changed),
+            {"pairing": other, "reference_pairing": rotary.pairing, "side": side},
+        )  # fmt: skip
 
 
 def skipped(case: Case) -> Iterator[Claim]:
@@ -85,9 +94,19 @@ def part(case: Case) -> Iterator[Claim]:
         for over in sorted({channels, head, rotary.channels}):
             claim = with_rotary(case.settings, frequencies=geometric(theta, channels, over))
             yield Claim("rope-partial", sentence, claim, facts)
-    if head != rotary.channels:
-        claim = with_rotary(case.settings, frequencies=geometric(theta, rotary.channels, head))
-        yield Claim("rope-partial", f"the frequencies are those of {head} rotated channels", claim)
+    if head == rotary.channels or head % 2:
+        return
+    claim = with_rotary(case.settings, frequencies=geometric(theta, rotary.channels, head))
+    yield Claim("rope-partial", f"the frequencies are those of {head} rotated channels", claim)
+    if rotary.pairing != "half":
+        return
+    for over, also in ((rotary.channels, ""), (head, f", with the frequencies of {head} rotated channels")):
+        apart = first_pairs(geometric(theta, head, over), pairs)  # of the whole head, of which the first pairs turn
+        yield Claim(
+            "rope-partial", f"the rotary pairs are {head // 2} channels apart, half the head, instead of {pairs}, half "
+            f"of what is rotated{also}",
+            with_rotary(case.settings, frequencies=apart), {"apart": head // 2, "reference_apart": pairs},
+        )  # fmt: skip
 
 
 def scaling(case: Case) -> Iterator[Claim]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from ...strict_json import Json
 from .formula import Settings
-from .operands import Sources
 from .problem import Problem
 from .rotary import PAIRINGS, Floats, Rotary, geometric, llama3
+from .sources import Sources
 from .structure import number
 
 THETAS = (10000.0, 500000.0, 1000000.0, 100000.0)
@@ -63,9 +63,22 @@ def plain(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Js
 def turned(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Json]) -> Iterator[Settings]:
     """Settings with a rotation, with the numbers that are stated or usual, the likely ones first."""
     theta = number(attrs, STATED["theta"])
-    turns = list(_rotaries(channels_of(base, whole), given, [theta] if theta else THETAS))
+    channels = channels_of(base, whole)
+    rotated = parts(channels, whole.operands.rotated)
+    turns = list(_rotaries(channels, rotated, given, [theta] if theta else THETAS))
     for extra, rotary, scale in product(_extras(base, whole, attrs), turns, _usual(base, whole, attrs)[:2]):
         yield replace(extra, rotary=rotary, scale=scale)
+
+
+def kinds(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Json]) -> Iterator[Settings]:
+    """The likely kinds of scores, as starts for fitting their numbers."""
+    theta, channels = number(attrs, STATED["theta"]), channels_of(base, whole)
+    rotated = parts(channels, whole.operands.rotated)
+    turns = [] if given.rotary is not None else [Rotary(geometric(theta or THETAS[0], n)) for n in rotated]
+    pairs = [replace(turn, pairing=pairing) for pairing in PAIRINGS for turn in turns]
+    turned = list(_rotaries(channels, rotated, given, ())) if given.rotary is not None else pairs
+    for extra, rotary in product(_extras(base, whole, attrs), (None, *turned)):
+        yield replace(extra, rotary=rotary, scale=_usual(base, whole, attrs)[0])
 
 
 def local(base: Settings, whole: Problem, given: Sources, attrs: Mapping[str, Json]) -> Iterator[Settings]:
@@ -88,20 +101,24 @@ def _extras(base: Settings, whole: Problem, attrs: Mapping[str, Json]) -> list[S
     return extras if whole.operands.bias is None else [replace(base, biased=True), *extras]
 
 
-def _rotaries(channels: int, given: Sources, thetas: Iterable[float]) -> Iterator[Rotary]:
+def _rotaries(channels: int, rotated: list[int], given: Sources, thetas: Iterable[float]) -> Iterator[Rotary]:
     if given.rotary is not None:
         frequencies, factor = given.rotary
-        for pairing in PAIRINGS:
+        for pairing in PAIRINGS if 2 * len(frequencies) <= channels else ():
             yield Rotary(frequencies, pairing, factor=factor)
         return
-    for theta, pairing, part in product(thetas, PAIRINGS, parts(channels)):
+    for theta, pairing, part in product(thetas, PAIRINGS, rotated):
         yield Rotary(geometric(theta, part), pairing)
+    if not rotated:
+        return
     for theta, factor in product(thetas, (8.0, 32.0, 16.0, 4.0)):
-        yield Rotary(llama3(geometric(theta, channels), factor))
+        yield Rotary(llama3(geometric(theta, rotated[0]), factor))
     for theta, pairing, factor in product(thetas, PAIRINGS, (2.0, 4.0, 8.0)):
-        yield Rotary(geometric(theta, channels) / factor, pairing)
+        yield Rotary(geometric(theta, rotated[0]) / factor, pairing)
 
 
-def parts(channels: int) -> list[int]:
-    """How many channels of a head may be rotated."""
+def parts(channels: int, told: int | None = None) -> list[int]:
+    """How many channels of a head may be rotated, where the structure does not tell."""
+    if told is not None:
+        return [told]
     return [part for part in (channels, channels // 2, channels // 4, 3 * channels // 4) if part >= 2 and part % 2 == 0]

@@ -21,7 +21,8 @@ class Rotary:
 
     `frequencies` are radians per position, `shift` moves the queries' positions against the keys', `factor` is the
     amplitude (YaRN), `rounding` a coarse dtype and the stage that was held in it. Of `sides` only these are turned, and
-    of the heads the first ones, where there is a number of them.
+    of the heads the first ones, where there is a number of them. `key_pairing` is that of the keys where it is not the
+    queries'.
     """
 
     frequencies: Floats
@@ -31,6 +32,7 @@ class Rotary:
     rounding: tuple[str, str] | None = None
     sides: str = "qk"
     heads: int | None = None
+    key_pairing: str = ""
 
     @property
     def channels(self) -> int:
@@ -115,9 +117,10 @@ def rotate(x: Floats, cos: Floats, sin: Floats, pairing: str) -> Floats:
     return out
 
 
-def turned(x: Floats, rotary: Rotary, positions: Floats) -> Floats:
+def turned(x: Floats, rotary: Rotary, positions: Floats, side: str = "q") -> Floats:
     """x (..., positions, heads, channels) as a rotation turns it."""
-    out = rotate(x, *tables(rotary, positions), rotary.pairing)
+    pairing = rotary.key_pairing if side == "k" and rotary.key_pairing else rotary.pairing
+    out = rotate(x, *tables(rotary, positions), pairing)
     return out if rotary.heads is None else np.concatenate([out[..., : rotary.heads, :], x[..., rotary.heads :, :]], -2)
 
 

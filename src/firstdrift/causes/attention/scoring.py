@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from .claims import Case, Claim, factor, snapped
-from .formula import Settings
-from .problem import SCREEN
+from .formula import HIDDEN, Settings
+from .norming import SIDES, Norm, Norms, over_other_axes, without
+from .operands import operands
+from .problem import SCREEN, problem
 from .proposals import even_slopes, slopes
 from .searching import CAPS
+
+WORDS = {"q": "queries", "k": "keys"}
 
 
 def temperature(case: Case) -> Iterator[Claim]:
@@ -102,7 +107,10 @@ def alibi(case: Case) -> Iterator[Claim]:
 
 def added(case: Case) -> Iterator[Claim]:
     """A recorded bias of the scores that is missing or extra."""
-    base = case.settings
+    base, mask = case.settings, case.problem.operands.mask
+    if base.mask == "add" and mask is not None and (mask[mask > HIDDEN] != 0).any():
+        hiding = replace(base, mask="hide")
+        yield Claim("missing-term", "the bias of the scores is missing; keys are hidden as they should be", hiding)
     if case.problem.operands.bias is None:
         return
     what = "is missing" if base.biased else "is added, which the reference does not do"
@@ -110,10 +118,42 @@ def added(case: Case) -> Iterator[Claim]:
 
 
 def normalisation(case: Case) -> Iterator[Claim]:
-    """Queries and keys that are not normalised."""
-    base = case.settings
-    if base.norm:
-        yield Claim("norm-missing", "queries and keys are not normalised", replace(base, norm=""))
+    """Queries and keys that are not normalised, or behind the rotation instead of before it, or over other axes."""
+    base, early, late = case.settings, case.candidate.norms, case.settings.norm
+    if late is not None:
+        yield Claim("norm-missing", "queries and keys are not normalised", replace(base, norm=None))
+        for side in SIDES:
+            one = replace(base, norm=replace(late, q=None) if side == "q" else replace(late, k=None))
+            yield Claim("norm-missing", f"the {WORDS[side]} are not normalised", one, {"side": side})
+    if late is not None and late.late and base.rotary is not None:
+        before = replace(base, norm=replace(late, late=False))
+        yield Claim("op-order", "queries and keys are normalised before the rotation instead of behind it", before)
+    if not early:
+        return
+    for sides in ("qk", *SIDES) if len(early) > 1 else early:
+        words, facts = " and ".join(WORDS[side] for side in sides), {"side": sides}
+        yield from _otherwise(case, without(early, sides), "norm-missing", f"the {words} are not normalised", facts)
+        if base.heads > 1:
+            how = "each head on its own" if early[sides[0]].wide else "all heads at once"
+            changed = {side: over_other_axes(norm) if side in sides else norm for side, norm in early.items()}
+            yield from _otherwise(case, changed, "norm-axis", f"the {words} are normalised over {how}", facts)
+    if base.rotary is not None and not any(norm.wide for norm in early.values()):
+        behind = replace(base, norm=Norms(**early, late=True))
+        sentence = "queries and keys are normalised behind the rotation instead of before it"
+        yield from _otherwise(case, {}, "op-order", sentence, {}, behind)
+
+
+def _otherwise(
+    case: Case, norms: Mapping[str, Norm], label: str, sentence: str, facts: dict[str, Any],
+    settings: Settings | None = None,
+) -> Iterator[Claim]:  # fmt: skip
+    """A claim about operands that are normalised in another way."""
+    structure = case.reference.structure
+    given = replace(case.candidate, norms=norms)
+    found = operands(given, structure.shape, structure.heads, structure.kv_heads)
+    if found is not None:
+        other = problem(found, case.problem.observed, case.problem.other, case.problem.profile)
+        yield Claim(label, sentence, settings or case.settings, facts, problem=other)
 
 
 def softmax(case: Case) -> Iterator[Claim]:

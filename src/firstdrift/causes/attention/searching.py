@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from .formula import Settings
+from .formula import Settings, products
+from .norming import plain_norms
 from .problem import Problem, fitted
 from .proposals import parts, slopes
-from .rotary import PAIRINGS, Floats, Rotary, geometric
+from .rotary import PAIRINGS, Floats, Rotary, base_of, geometric
 
 GRID = tuple(10.0 ** (power / 4) for power in range(4, 33))  # thetas from 10 to 1e8
 CAPS = (50.0, 30.0, 20.0)
@@ -19,6 +20,7 @@ FIRST_CAPS = (50.0, 15.0, 5.0, 1.5)
 FIRST_SCALES = (1.0, 0.3, 3.0)  # times the usual one
 KINDS = 3  # of rotations, the nearest of which are refined
 STARTS = 2  # of each kind
+CAPPED = 8  # kinds, the nearest of which are tried with a softcap
 
 
 def searched(base: Settings, few: Problem, limit: float, over: Callable[[], bool]) -> Iterator[Settings]:
@@ -42,13 +44,43 @@ def searched(base: Settings, few: Problem, limit: float, over: Callable[[], bool
             return
 
 
+def measured(kinds: Iterable[Settings], few: Problem, limit: float, over: Callable[[], bool]) -> Iterator[Settings]:
+    """The kinds whose scores have no usual factor: with the factor fitted, then with a softcap too.
+
+    A cap shows where the scores come near it, so the largest score is where its fit begins.
+    """
+    scaled = []
+    for kind in kinds:
+        if over():
+            return
+        found = refined(kind, few)
+        error = few.error(found)
+        if error <= limit:
+            yield found
+        scaled.append((error, found))
+    scaled.sort(key=lambda one: one[0])
+    for _, start in scaled[:CAPPED]:
+        if over():
+            return
+        largest = start.scale * float(np.abs(products(few.operands, _alone(start, few), few.rows)).max(initial=0.0))
+        for cap in (largest, largest / 3) if np.isfinite(largest) and largest > 0 else ():
+            found = refined(replace(start, softcap=cap), few)
+            if few.error(found) <= limit:
+                yield found
+                break
+
+
+def _alone(settings: Settings, few: Problem) -> Settings:
+    return replace(settings, heads=1, kv_heads=1) if few.alone else settings
+
+
 def _refined(
     natural: Settings, channels: int, few: Problem, close: list[Settings], over: Callable[[], bool]
 ) -> Iterator[Settings]:
     """The best of every kind, the simple kinds first; of each kind with a rotation the nearest are put to `close`."""
     for kind in _unturned(natural):
         yield from (refined(start, few) for start in _nearest(_scaled(kind), few))
-    for variants in _turned(natural, channels):
+    for variants in _turned(natural, channels, few.operands.rotated):
         tried = [_nearest(_scaled(kind), few) for kind in variants if not over()]
         kinds = sorted(tried, key=lambda starts: few.error(starts[0]))
         turned = []
@@ -62,20 +94,20 @@ def _unturned(base: Settings) -> Iterator[list[Settings]]:
     """Kinds of scores without a rotation, the simple ones first."""
     yield [base]
     yield [replace(base, slopes=slopes(base.heads))]
-    yield [replace(base, norm="rms")]
-    yield [replace(base, norm="l2", scale=scale) for scale in (1.0, 10.0)]
+    yield [replace(base, norm=plain_norms("rms"))]
+    yield [replace(base, norm=plain_norms("l2"), scale=scale) for scale in (1.0, 10.0)]
     yield [replace(base, softcap=cap) for cap in FIRST_CAPS]
 
 
-def _turned(base: Settings, channels: int) -> Iterator[list[list[Settings]]]:
+def _turned(base: Settings, channels: int, told: int | None) -> Iterator[list[list[Settings]]]:
     """Kinds of scores with a rotation: plain ones, with normalised queries and keys, and with a softcap."""
     turns = [
         [Rotary(geometric(theta, part), pairing) for theta in COARSE]
         for pairing in PAIRINGS
-        for part in parts(channels)
+        for part in parts(channels, told)
     ]
     yield [[replace(base, rotary=turn) for turn in kind] for kind in turns]
-    yield [[replace(base, rotary=turn, norm="rms") for turn in kind] for kind in turns]
+    yield [[replace(base, rotary=turn, norm=base.norm or plain_norms("rms")) for turn in kind] for kind in turns]
     yield [[replace(base, rotary=turn, softcap=cap) for turn in kind for cap in FIRST_CAPS] for kind in turns]
 
 
@@ -90,7 +122,7 @@ def _nearest(starts: Iterable[Settings], few: Problem) -> list[Settings]:
 def refined(start: Settings, given: Problem) -> Settings:
     """Settings with the scale, the base of the rotation and the softcap fitted."""
     rotary = start.rotary
-    theta = None if rotary is None else _theta(rotary)
+    theta = None if rotary is None else base_of(rotary.frequencies)
 
     def settings(x: Floats) -> Settings:
         found = replace(start, scale=start.scale * float(np.exp(x[0])))
@@ -120,8 +152,3 @@ def free_frequencies(start: Settings, given: Problem) -> Settings:
         lambda x: given.difference(settings(x)) / given.scale, np.zeros(1 + len(rotary.frequencies)), rounds=8
     )
     return settings(x)
-
-
-def _theta(rotary: Rotary) -> float | None:
-    steps = rotary.frequencies
-    return float((steps[0] / steps[1]) ** (rotary.channels / 2)) if len(steps) > 1 and steps[1] > 0 else None

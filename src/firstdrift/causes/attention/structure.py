@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from ...strict_json import Json
 from .formula import Settings
-from .operands import SPLITS, Shape, Sources, operands
+from .latent import LATENT, divisions
+from .latent import SPLITS as LATENT_SPLITS
+from .operands import SPLITS, Shape, operands
 from .problem import Problem, at_rows, beginning, problem, profile
+from .sources import Sources
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")
 KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_kv_head", "kv_heads")
@@ -42,6 +46,12 @@ def number(attrs: Mapping[str, Json], names: tuple[str, ...]) -> float | None:
 
 def structures(given: Sources, attrs: Mapping[str, Json]) -> Iterator[Structure]:
     """Every division that the widths allow, the likely ones first."""
+    if LATENT in given.parts:
+        stated = number(attrs, HEADS)
+        for split, heads in product(LATENT_SPLITS, divisions(given.parts, given.observed.shape[-1])):
+            if not stated or heads == stated:
+                yield Structure(Shape(split), heads, heads)
+        return
     for heads, kv_heads in _divisions(given, attrs):
         fused = "qkv" in given.parts or "kv" in given.parts
         for split in SPLITS if fused else SPLITS[:1]:
