@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
 
-from firstdrift.causes.activated import activated_product, missing_summand
-from firstdrift.causes.glue import sums
-from firstdrift.causes.packing import partly_known
+from firstdrift.causes.activations.activated import activated_product, missing_summand
+from firstdrift.causes.layout.packing import partly_known
+from firstdrift.causes.sums.glue import sums
 from firstdrift.sites import Site
 
 IN = SITE._replace(name="layers.1.out", port="in.0")

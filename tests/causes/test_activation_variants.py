@@ -6,7 +6,7 @@ import torch
 from blame import BF16, FLOAT32, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes.activation_variants import extra, missing, variant
+from firstdrift.causes.activations.activation_variants import extra, missing, variant
 
 X = numbers(8, 12, 32) * 2
 

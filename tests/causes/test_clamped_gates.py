@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, SITE, blurred, cause, drift, numbers
 
-from firstdrift.causes.clamped_gates import clamped_gate
+from firstdrift.causes.activations.clamped_gates import clamped_gate
 
 IN = SITE._replace(name="layers.0.mlp.down", port="in.0")
 G, U = 2 * numbers(2, 9, 32, seed=1), 2 * numbers(2, 9, 32, seed=2)

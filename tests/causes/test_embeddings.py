@@ -11,8 +11,8 @@ import torch
 from drifts import array, drift, module_drift, random, settled
 from torch import nn
 
-from firstdrift.causes.embeddings import HYPOTHESES
 from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.position.embeddings import HYPOTHESES
 from firstdrift.causes.table import TABLE
 from firstdrift.sites import Site
 

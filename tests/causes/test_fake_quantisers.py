@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import cause, drift, numbers
 
-from firstdrift.causes.fake_quantisers import fake_quantiser
+from firstdrift.causes.precision.fake_quantisers import fake_quantiser
 
 X = numbers(12, 20, 30, seed=3)
 STEP = 0.05

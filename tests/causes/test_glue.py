@@ -6,9 +6,9 @@ import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes.activated import activated_product, activated_sums, missing_summand
-from firstdrift.causes.glue import sums
-from firstdrift.causes.packing import concatenated, packed_gate
+from firstdrift.causes.activations.activated import activated_product, activated_sums, missing_summand
+from firstdrift.causes.layout.packing import concatenated, packed_gate
+from firstdrift.causes.sums.glue import sums
 from firstdrift.sites import Site
 
 IN = SITE._replace(name="layers.0.mlp", port="in.0")

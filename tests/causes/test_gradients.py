@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from firstdrift.capture.torch.names import attrs_of
-from firstdrift.causes import gradients
+from firstdrift.causes.backward import gradients
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
 from firstdrift.sites import Site

@@ -7,23 +7,14 @@ import numpy as np
 import pytest
 from blame import FLOAT32, SITE, Run, blurred, cause, drift, numbers
 
-from firstdrift.causes import (
-    activation_variants,
-    elementwise,
-    fed,
-    glue,
-    hypotheses,
-    integrity,
-    layouts,
-    packing,
-    permutations,
-    quantisation,
-    rounding,
-    wiring,
-)
+from firstdrift.causes import elementwise, fed, hypotheses, integrity, wiring
+from firstdrift.causes.activations import activation_variants
 from firstdrift.causes.hypotheses import Finding, explain, relative
 from firstdrift.causes.labels import LABELS
+from firstdrift.causes.layout import layouts, packing, permutations
+from firstdrift.causes.precision import quantisation, rounding
 from firstdrift.causes.screening import LARGE, part_of
+from firstdrift.causes.sums import glue
 from firstdrift.causes.table import TABLE
 
 X = numbers(8, 16, 32)

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from firstdrift.causes.hypotheses import explain
 from firstdrift.causes.linear import accumulated
-from firstdrift.causes.operands import on_grid, shortened
+from firstdrift.causes.precision.operands import on_grid, shortened
 from firstdrift.causes.table import TABLE
 
 SQUARE, WIDE = settled(nn.Linear(64, 64)), settled(nn.Linear(128, 48))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
 
-from firstdrift.causes.lone_terms import HYPOTHESES, channel_gain, gated_term, lone_term, other_term
+from firstdrift.causes.sums.lone_terms import HYPOTHESES, channel_gain, gated_term, lone_term, other_term
 from firstdrift.sites import Site
 
 IN = SITE._replace(name="layers.1.update", port="in.0")

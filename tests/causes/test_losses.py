@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes import losses
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.loss_formulas import OF_CLASSES, POINTWISE
-from firstdrift.causes.loss_readings import Batch, Reading
+from firstdrift.causes.loss import losses
+from firstdrift.causes.loss.loss_formulas import OF_CLASSES, POINTWISE
+from firstdrift.causes.loss.loss_readings import Batch, Reading
 from firstdrift.sites import Site
 
 torch.manual_seed(0)

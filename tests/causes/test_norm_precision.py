@@ -5,7 +5,7 @@ import pytest
 import torch
 from blame import blurred, cause, drift, numbers
 
-from firstdrift.causes.norm_precision import rounds_inside
+from firstdrift.causes.norm.norm_precision import rounds_inside
 
 X, GAIN, BIAS = 3 * numbers(6, 20, 48) + 0.5, 1 + 0.1 * numbers(48, seed=1), 0.1 * numbers(48, seed=2)
 NOISE = 1e-6

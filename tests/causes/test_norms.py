@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.norm_forms import snapped
-from firstdrift.causes.norms import norm
+from firstdrift.causes.norm.norm_forms import snapped
+from firstdrift.causes.norm.norms import norm
 from firstdrift.causes.table import TABLE
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from blame import FLOAT32, blurred, cause, drift, numbers
 
-from firstdrift.causes.operand_rounding import rounded_operand
+from firstdrift.causes.precision.operand_rounding import rounded_operand
 
 X, GAIN, WEIGHT = numbers(4, 6, 64), 1 + 0.1 * numbers(64, seed=1), numbers(48, 64, seed=2) / 8
 

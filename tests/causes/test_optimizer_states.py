@@ -108,7 +108,7 @@ def test_a_state_of_another_size_is_no_other_parameters(kind):
 
 
 def test_where_the_state_before_is_recorded_nothing_is_guessed():
-    from firstdrift.causes.optimizer_states import other_start
+    from firstdrift.causes.optimizer.optimizer_states import other_start
 
     x = np.random.default_rng(0).standard_normal((4, 5))
     inputs = {"weight": x, "grad": x, "exp_avg": x}

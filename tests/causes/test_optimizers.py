@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from firstdrift.causes import optimizers
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.optimizer_steps import BEFORE_CORRECTION, IN_ROOT, Given, rule_of, take
+from firstdrift.causes.optimizer import optimizers
+from firstdrift.causes.optimizer.optimizer_steps import BEFORE_CORRECTION, IN_ROOT, Given, rule_of, take
 from firstdrift.sites import Site
 
 NOISE = 1e-9

@@ -5,7 +5,7 @@ import pytest
 import torch
 from blame import cause, drift, numbers
 
-from firstdrift.causes.quantisers import product_zero_point, quantiser
+from firstdrift.causes.precision.quantisers import product_zero_point, quantiser
 
 X = np.round(numbers(16, 40, seed=3) * 64) / 32  # with many ties at a scale of 1/16
 

@@ -11,9 +11,9 @@ import torch
 from drifts import drift, random, settled
 from torch import nn
 
-from firstdrift.causes.cells import STEPS
 from firstdrift.causes.formulas import Cell, recur
 from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.recurrence.cells import STEPS
 from firstdrift.causes.table import TABLE
 
 X = random(0, 7, 3, 5)

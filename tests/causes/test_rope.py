@@ -12,7 +12,7 @@ from attention_models import Config, frequencies, noisy, rope, tables
 
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.rope import HYPOTHESES
+from firstdrift.causes.position.rope import HYPOTHESES
 from firstdrift.sites import Site
 
 LLAMA = Config(theta=1e4)

@@ -12,7 +12,7 @@ from torch import nn
 
 from firstdrift.causes.evidence import Evidence
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.routing import HYPOTHESES
+from firstdrift.causes.mixture.routing import HYPOTHESES
 from firstdrift.sites import Site
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, cause, numbers
 
-from firstdrift.causes.row_factors import SIZES
+from firstdrift.causes.norm.row_factors import SIZES
 
 X = numbers(4, 12, 24) * np.linspace(0.5, 3, 48).reshape(4, 12, 1)
 Y = np.tanh(numbers(4, 12, 40, seed=1)) + 2  # of the same rows, but of no formula that is known

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, Run, cause, numbers
 
-from firstdrift.causes import packing
+from firstdrift.causes.layout import packing
 from firstdrift.sites import Site
 
 SITE = Site(0, "fwd", "layers.1.attn.core", "in.1")

@@ -8,7 +8,7 @@ import torch
 from attention_models import Config, rope
 from blame import BF16, FLOAT32, Run, blurred, cause, numbers
 
-from firstdrift.causes.some_slices import HYPOTHESES
+from firstdrift.causes.layout.some_slices import HYPOTHESES
 from firstdrift.sites import Site
 
 LLAMA = Config(theta=1e4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import Run, cause, drift, numbers
 
-from firstdrift.causes.weight_copies import perturbed_copy
+from firstdrift.causes.weight.weight_copies import perturbed_copy
 from firstdrift.sites import Site
 
 SITE = Site(0, "weight", "layers.1.part", "weight")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from test_weights import evidence_of, other, weight
 
-from firstdrift.causes import weights
 from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.weight import weights
 
 
 def said_of(expected, found, others=None, noise=1e-9):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from firstdrift.causes import weights
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.weight import weights
 from firstdrift.sites import Site
 
 SITE = Site(0, "weight", "layers.0.attn.q_proj", "weight")

@@ -10,9 +10,9 @@ from .agreement import floats, limit
 from .elementwise import offset, scale
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis, residual
-from .layouts import axis_order
-from .permutations import index_shift, patterned, permuted
-from .rounding import stored_coarser
+from .layout.layouts import axis_order
+from .layout.permutations import index_shift, patterned, permuted
+from .precision.rounding import stored_coarser
 
 MOST_CHANNELS = 16
 ROWS = 8  # per fitted number

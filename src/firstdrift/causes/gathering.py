@@ -18,7 +18,7 @@ from ..traces import Array, Trace
 from ..verdict.graph import Graph
 from .agreement import distance
 from .evidence import Evidence
-from .scores import scores
+from .loss.scores import scores
 
 Tensors = dict[str, Array]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .evidence import Evidence
 from .hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis
-from .operands import Coarsening, coarsenings, shortened
+from .precision.operands import Coarsening, coarsenings, shortened
 from .variants import Screen, Variant, distance, findings, forward, parameter, reproduces, slight, telling
 
 Floats = NDArray[np.float64]

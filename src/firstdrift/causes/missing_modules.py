@@ -12,10 +12,10 @@ from ..sites import Site
 from ..traces import Array
 from ..verdict.noise import kind_of
 from .agreement import distance, limit
-from .branches import ancestors
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
+from .sums.branches import ancestors
 
 TRIED = 1024  # elements by which a tensor is recognised
 FEWEST = 16  # different numbers among them

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from . import (
-    activated,
-    activation_variants,
-    attention,
-    by_definition,
-    clamped_gates,
-    elementwise,
-    embeddings,
-    fake_quantisers,
-    fed,
-    glue,
-    gradients,
-    integrity,
-    layouts,
-    linear,
-    lone_terms,
-    losses,
-    missing_modules,
-    norms,
-    operand_rounding,
-    optimizers,
-    packing,
-    permutations,
-    quantisation,
-    quantisers,
-    recurrent,
-    rope,
-    rounding,
-    routing,
-    shared_heads,
-    some_slices,
-    spatial,
-    stray_terms,
-    token_pooling,
-    weight_copies,
-    weights,
-    wiring,
-)
+from . import attention, by_definition, elementwise, fed, integrity, linear, missing_modules, wiring
+from .activations import activated, activation_variants, clamped_gates
+from .backward import gradients
 from .hypotheses import Hypothesis
+from .image import spatial, token_pooling
+from .layout import layouts, packing, permutations, shared_heads, some_slices
+from .loss import losses
+from .mixture import routing
+from .norm import norms
+from .optimizer import optimizers
+from .position import embeddings, rope
+from .precision import fake_quantisers, operand_rounding, quantisation, quantisers, rounding
+from .recurrence import recurrent
+from .sums import glue, lone_terms, stray_terms
+from .weight import weight_copies, weights
 
 # What is said where nothing else is comes first, lest time runs out before it. Then what makes all else meaningless,
 # what speaks of one phase only, and the cheap before the expensive.

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ..sites import Site
 from ..traces import Array
 from .agreement import Floats, floats, limit
-from .branches import ancestors
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
+from .sums.branches import ancestors
 
 COMPARED_PHASES = frozenset({"fwd", "agrad"})
 TRIED = 1024  # elements by which another tensor is tried

@@ -10,10 +10,10 @@ from os import PathLike
 import numpy as np
 
 from .._kernels.checksums import crc32
-from ..causes import weight_grids, weight_layouts, weight_values, weights
 from ..causes.agreement import distance
 from ..causes.evidence import Evidence
 from ..causes.hypotheses import Hypothesis, explain
+from ..causes.weight import weight_grids, weight_layouts, weight_values, weights
 from ..checkpoints.checkpoint import Array, Checkpoint
 from ..checkpoints.opening import open_checkpoint
 from ..checkpoints.rounding import FLOATS, as_dtype

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ..causes.optimizer_steps import Given, rule_of, take
+from ..causes.optimizer.optimizer_steps import Given, rule_of, take
 from ..sites import Site
 from .operation import Floats
 from .replayable import Replayable, Tensors

@@ -1,0 +1,121 @@
+"""Causes in the backward pass: a wrong formula, a gradient that is missing, scaled or another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...sites import Site
+from ..agreement import agree, factor, floats, limit, rounded, snapped
+from ..evidence import Evidence
+from ..hypotheses import Finding, Hypothesis
+from ..optimizer import gradient_clipping, update_clipping
+from . import backward_passes, parameter_gradients
+
+PHASES = ("agrad", "grad", "grad_scaled")
+MOST_COMPARED = 24  # tensors that are asked whether all gradients have one factor
+
+
+def nothing_flows(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient that is zero where the reference's is not."""
+    if evidence.site.phase in PHASES and not np.any(evidence.found) and np.any(evidence.expected):
+        sentence = "no gradient arrives here: it is zero, as after detach() or a frozen parameter"
+        yield Finding("gradient-missing", sentence, np.zeros_like(floats(evidence.expected)))
+
+
+def opposite_sign(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient of the opposite sign."""
+    if evidence.site.phase in ("agrad", "grad") and np.isfinite(evidence.found).all():
+        sentence = "the gradient has the opposite sign"
+        yield Finding("gradient-formula", sentence, -floats(evidence.expected), 0, {"factor": -1.0})
+
+
+def one_factor(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient by one factor: of all gradients, or of this one alone."""
+    if evidence.site.phase not in PHASES or evidence.found.size < 2:
+        return
+    times = factor(evidence.expected, evidence.found)
+    if not np.isfinite(times) or times <= 0 or abs(times - 1) <= limit(evidence):
+        return
+    predicted = floats(evidence.expected) * times
+    if not agree(evidence, predicted, evidence.found):
+        return
+    value = rounded(times, limit(evidence))
+    if _everywhere(evidence, times):
+        sentence = f"all gradients are {value:.6g} times what they should be{_reason(evidence, times)}"
+        yield Finding("gradient-scale", sentence, predicted, 1, {"factor": value})
+    else:
+        if summed := _summed_over(evidence, times):
+            sentence = f"this gradient is {value:.6g} times what it should be: {summed}"
+            yield Finding("gradient-formula", sentence, predicted, 0, {"factor": value})
+        sentence = f"this gradient alone is {value:.6g} times what it should be"
+        yield Finding("gradient-formula", sentence, predicted, 1, {"factor": value})
+
+
+def not_zeroed(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient to which that of the step before was added."""
+    site = evidence.site
+    if site.phase not in ("grad", "grad_scaled") or site.step == 0:
+        return
+    sentence = "the gradient of the step before was added: gradients are not set to zero"
+    for phase in dict.fromkeys((site.phase, "grad_scaled")):  # what is left there may have been scaled since
+        left = evidence.around.candidate(site._replace(step=site.step - 1, phase=phase))
+        if left is not None and left.shape == evidence.found.shape:
+            predicted = floats(evidence.expected) + floats(left)
+            yield Finding("gradient-formula", sentence, predicted, 0, {"step": site.step - 1})
+
+
+def _everywhere(evidence: Evidence, times: float) -> bool:
+    """Whether every gradient recorded has this factor: those of activations count where this is one."""
+    phases = ("agrad", "grad") if evidence.site.phase == "agrad" else (evidence.site.phase,)
+    others = [site for phase in phases for site in evidence.around.sites(phase) if site.step == evidence.site.step]
+    compared = [one for site in _spread(others) if (one := _factor_of(evidence, site)) is not None]
+    tolerance = max(8 * limit(evidence), 1e-3 * abs(times - 1))
+    return len(compared) > 1 and all(abs(one - times) <= tolerance * times for one in compared)
+
+
+def _spread(sites: list[Site]) -> list[Site]:
+    """Some sites, from the first to the last."""
+    stride = -(-len(sites) // MOST_COMPARED) or 1
+    return [*sites[::stride], *sites[-1:]]
+
+
+def _factor_of(evidence: Evidence, site: Site) -> float | None:
+    a, b = evidence.around.reference(site), evidence.around.candidate(site)
+    if a is None or b is None or a.shape != b.shape or not np.any(a):
+        return None
+    return factor(a, b)
+
+
+def _reason(evidence: Evidence, times: float) -> str:
+    batch = evidence.around.facts.get("batch")
+    size = batch.get("size") if isinstance(batch, dict) else batch
+    if isinstance(size, int) and size > 1 and snapped(times, (float(size), 1 / size), limit(evidence)) is not None:
+        return f", the batch being of {size}"
+    return ""
+
+
+def _summed_over(evidence: Evidence, times: float) -> str:
+    """A factor that is a number of items of this module: a mean where a sum belongs, or the other way round."""
+    gradient = evidence.inputs.get("agrad")
+    if gradient is None or evidence.site.phase != "grad":
+        return ""
+    items = gradient.shape[:1] + gradient.shape[2:] if gradient.ndim > 2 else ()
+    shapes = (gradient.shape[:-1], items)  # channels last, or second
+    counts = {one for shape in shapes for one in (*shape, int(np.prod(shape)))} - {0, 1}
+    if snapped(times, [1 / count for count in counts], limit(evidence)) is not None:
+        return "the mean over items, not their sum"
+    return "the sum over items, not their mean" if snapped(times, map(float, counts), limit(evidence)) else ""
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    nothing_flows,
+    one_factor,
+    opposite_sign,
+    not_zeroed,
+    *backward_passes.HYPOTHESES,
+    *parameter_gradients.HYPOTHESES,
+    *gradient_clipping.HYPOTHESES,
+    *update_clipping.HYPOTHESES,
+)

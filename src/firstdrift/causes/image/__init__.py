@@ -1,0 +1,1 @@
+"""Windows over images and sequences: convolutions, pools, patches, resized tables."""

@@ -1,0 +1,1 @@
+"""Layouts: axes, slices and blocks in another order."""

@@ -1,0 +1,1 @@
+"""Losses: formulas, divisors, labels."""

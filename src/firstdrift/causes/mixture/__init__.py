@@ -1,0 +1,1 @@
+"""Mixtures of experts: the router, the experts, and their sum."""

@@ -1,0 +1,1 @@
+"""Norms: eps, gain, mean, axes, statistics, precision."""

@@ -1,0 +1,1 @@
+"""Optimizers: clipping before the step, the step, and the state that it leaves."""

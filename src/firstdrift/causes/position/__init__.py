@@ -1,0 +1,1 @@
+"""Positions: rotations, tables of sines, and embeddings that are looked up."""

@@ -1,0 +1,1 @@
+"""Coarser numbers: shorter floats, and integers in place of floats."""

@@ -1,0 +1,1 @@
+"""Weights: of another tensor, in another layout, or with other numbers."""

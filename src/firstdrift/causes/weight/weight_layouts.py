@@ -1,0 +1,186 @@
+"""Weights that arrived in another order: transposed, permuted, interleaved, flipped, shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import numpy as np
+
+from ..agreement import Floats, distance, floats, limit
+from ..evidence import Evidence
+from ..hypotheses import Finding, Hypothesis
+from ..layout.slice_maps import Pattern, find_pattern, signatures
+
+SCREEN = 4096  # elements compared before a whole array is moved
+RECURRENT = ("lstm", "gru", "rnn")
+
+
+def is_weight(evidence: Evidence) -> bool:
+    """Whether a drift is in floating-point weights that can be compared element by element."""
+    return (
+        evidence.site.phase == "weight"
+        and evidence.expected.dtype.kind == "f"
+        and evidence.expected.shape == evidence.found.shape
+        and evidence.found.size > 1
+    )
+
+
+def axes_exchanged(evidence: Evidence) -> Iterator[Finding]:
+    """Transposed in memory: the axes exchanged, or the numbers of another axis order read in this shape."""
+    if not is_weight(evidence) or not 2 <= evidence.expected.ndim <= 5:
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    shape = expected.shape
+    for axes in list(permutations(range(expected.ndim)))[1:]:
+        inverse = tuple(int(axis) for axis in np.argsort(axes))
+        moved = expected.transpose(axes)
+        read = expected.reshape([shape[axis] for axis in axes]).transpose(inverse)
+        for view in (moved,) if moved.shape == shape else (moved, read):
+            if _alike(evidence, view, found):
+                label, sentence = _axes_words(evidence, axes, moved.shape == shape)
+                yield Finding(label, sentence, view.reshape(shape), 0, {"axes": list(axes)})
+
+
+def kernel_flipped(evidence: Evidence) -> Iterator[Finding]:
+    """A convolution's kernel applied from its end."""
+    if not is_weight(evidence) or not _is_convolution(evidence):
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    spatial = tuple(range(2, expected.ndim))
+    for axes in dict.fromkeys([spatial, *((axis,) for axis in spatial)]):
+        view = np.flip(expected, axes)
+        if _alike(evidence, view, found):
+            yield Finding("conv-flip", "the kernel is flipped", view, 0, {"axes": list(axes)})
+
+
+def slices_moved(evidence: Evidence) -> Iterator[Finding]:
+    """Rows or columns in another order: heads, q, k and v, gates, halves, interleaved packing."""
+    if not is_weight(evidence):
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    for axis in range(expected.ndim):
+        tolerance = 3 * limit(evidence)
+        pattern = find_pattern(signatures(expected, axis), signatures(found, axis), tolerance)
+        if pattern is not None and not (_is_convolution(evidence) and axis >= 2):
+            label, sentence = _slice_words(evidence, pattern, axis)
+            free = pattern.numbers[0] if pattern.kind in ("permutation", "runs") else 0
+            parameters = {"axis": axis, "pattern": pattern.kind, "numbers": list(pattern.numbers)}
+            if len(pattern.indices) <= 64:
+                parameters["map"] = pattern.indices.tolist()
+            predicted = np.take(expected, pattern.indices, axis)
+            yield Finding(label, sentence, predicted, free, parameters)
+
+
+def rows_shifted(evidence: Evidence) -> Iterator[Finding]:
+    """A table whose rows begin one too early or too late."""
+    if not is_weight(evidence) or evidence.expected.shape[0] < 4:
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    for shift in (1, -1):
+        predicted = np.roll(expected, shift, 0)
+        edge = slice(0, 1) if shift > 0 else slice(-1, None)
+        predicted[edge] = found[edge]
+        if distance(predicted[:64], found[:64]) <= 2 * limit(evidence):
+            where = "one row too late" if shift > 0 else "one row too early"
+            yield Finding("index-shift", f"every row is stored {where}", predicted, 0, {"shift": shift})
+
+
+def rows_tiled(evidence: Evidence) -> Iterator[Finding]:
+    """Key and value heads written out for every query head, tiled where the reference repeats them, or otherwise."""
+    if not is_weight(evidence):
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    count = len(expected)
+    ours, theirs = signatures(expected, 0), signatures(found, 0)
+    for repeats in (n for n in range(2, count + 1) if count % n == 0):
+        for heads in (n for n in range(2, count // repeats + 1) if (count // repeats) % n == 0):
+            size = count // (repeats * heads)
+            numbers = np.arange(count).reshape(heads, repeats, size)
+            tiled = numbers.swapaxes(0, 1).ravel()
+            alike = distance(ours.reshape(heads, repeats, size)[:, :1].repeat(repeats, 1).ravel(), ours)
+            if alike <= 2 * limit(evidence) and distance(ours[tiled], theirs) <= 2 * limit(evidence):
+                sentence = f"the {heads} key/value heads are tiled {repeats} times instead of each repeated"
+                parameters = {"kv_heads": heads, "repeats": repeats}
+                yield Finding("gqa-order", sentence, expected[tiled], 0, parameters)
+                return
+
+
+def _alike(evidence: Evidence, view: Floats, found: Floats) -> bool:
+    """Whether a part that costs little to look at agrees."""
+    return distance(np.asarray(view.flat[:SCREEN]), np.asarray(found.flat[:SCREEN])) <= 3 * limit(evidence)
+
+
+def _is_convolution(evidence: Evidence) -> bool:
+    dimensions = evidence.expected.ndim
+    return dimensions >= 3 and ("conv" in evidence.op.lower() or (not evidence.op and dimensions >= 4))
+
+
+def _is_recurrent(evidence: Evidence) -> bool:
+    op, port = evidence.op.lower(), evidence.site.port
+    return any(name in op for name in RECURRENT) or port.startswith(("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+
+
+def _axes_words(evidence: Evidence, axes: tuple[int, ...], same_shape: bool) -> tuple[str, str]:
+    order = ", ".join(map(str, axes))
+    if evidence.expected.ndim == 2:
+        how = (
+            "the matrix is transposed" if same_shape else "the numbers of the transposed matrix are read in this shape"
+        )
+        return "transpose", how
+    if _is_convolution(evidence):
+        if axes[:2] == (0, 1) and same_shape:
+            return "conv-flip", "the kernel's spatial axes are exchanged"
+        return "conv-layout", f"the kernel's axes are stored in the order {order}"
+    if axes[:-2] == tuple(range(len(axes) - 2)):
+        return "transpose", "each matrix is transposed"
+    return "axis-order", f"the axes are stored in the order {order}"
+
+
+def _slice_words(evidence: Evidence, pattern: Pattern, axis: int) -> tuple[str, str]:
+    """The label of a pattern, and what it says of these weights."""
+    what = "rows" if axis == 0 else "columns" if axis == 1 else f"slices of axis {axis}"
+    numbers = pattern.numbers
+    match pattern.kind:
+        case "blocks" if len(numbers) == 2:
+            return "swapped-halves", f"the two halves of the {what} are exchanged"
+        case "blocks":
+            order = ", ".join(map(str, numbers))
+            return _block_label(
+                evidence, len(numbers), axis
+            ), f"the {len(numbers)} blocks of {what} stand in the order {order}"
+        case "interleaved" | "deinterleaved":
+            heads, size = numbers
+            how = (
+                "interleaved instead of in halves"
+                if pattern.kind == "interleaved"
+                else "in halves instead of interleaved"
+            )
+            if heads == 1 or axis > 0:
+                return "interleave", f"the {what} are {how}, in groups of {size}"
+            return "rope-interleave", f"the {what} of each of {heads} heads of {size} are {how}"
+        case "transposed":
+            outer, inner, rest = numbers
+            sentence = f"the {what} run over {outer} x {inner} blocks of {rest} in the other order"
+            if 3 in (outer, inner) and axis == 0 and rest > 1:
+                return "qkv-order", sentence
+            return ("head-permutation" if axis == 0 else "axis-order"), sentence
+        case "rolled":
+            return "index-shift", f"the {what} are rolled by {numbers[0]}"
+        case "runs":
+            return "head-permutation", f"the {numbers[0]} blocks of {numbers[1]} {what} stand in another order"
+        case "reversed":
+            return "permutation", f"the {what} are in reverse order"
+        case _:
+            return "permutation", f"{numbers[0]} {what} are exchanged among themselves"
+
+
+def _block_label(evidence: Evidence, blocks: int, axis: int) -> str:
+    """Three blocks are q, k and v and four are heads, unless the weights are a recurrent cell's."""
+    shape = evidence.expected.shape
+    if axis == 0 and (_is_recurrent(evidence) or (blocks == 4 and len(shape) == 2 and shape[0] == 4 * shape[1])):
+        return "gate-order"
+    return "qkv-order" if blocks == 3 and axis == 0 else "head-permutation"
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (axes_exchanged, kernel_flipped, slices_moved, rows_shifted, rows_tiled)
