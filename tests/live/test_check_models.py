@@ -381,3 +381,21 @@ def test_a_reference_that_cannot_be_replayed_is_compared_as_it_ran(factor, verdi
     assert any("KeyError" in note and "compared as they ran" in note for note in result.notes)
     if factor != 1:
         assert (result.first_drift.site.name, result.first_drift.cause.label) == ("other", "scale")
+
+
+class Casting(nn.Linear):
+    """Rounds what it reads to bfloat16 first."""
+
+    def forward(self, x):
+        return F.linear(x.bfloat16().to(x.dtype), self.weight.to(torch.bfloat16).to(x.dtype), self.bias)
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [(torch.bfloat16, "same"), (torch.float32, "drift")])
+def test_a_cast_to_the_dtype_that_a_model_has_changes_nothing(dtype, verdict):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).to(dtype)
+    candidate = nn.Sequential(nn.Linear(16, 32), nn.GELU(), Casting(32, 8)).to(dtype)
+    result = fd.check(
+        reference=reference, candidate=candidate, inputs=(torch.randn(20, 16).to(dtype),), load="reference"
+    )
+    assert result.verdict == verdict, result.sentence

@@ -40,12 +40,13 @@ def _converted(item: Any, dtype: torch.dtype) -> Any:
 
 class Lifting(TorchDispatchMode):
     """Inside, whatever is cast to float32, or made as float32, is float64: a norm that computes in float32 'to be
-    precise' would otherwise be the least precise part of a float64 run. Casts to shorter formats stay: they are what
-    a check looks for. With `shorter` they go too, and what is left is what the code means."""
+    precise' would otherwise be the least precise part of a float64 run. So is what is cast to the `own` dtype of the
+    model, which changes nothing where it runs. Casts to shorter formats stay: they are what a check looks for. With
+    `shorter` they go too, and what is left is what the code means."""
 
-    def __init__(self, shorter: bool = False) -> None:
+    def __init__(self, own: torch.dtype = torch.float32, shorter: bool = False) -> None:
         super().__init__()
-        self._lifted = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        self._lifted = {own: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
         if shorter:
             self._lifted |= {torch.float16: torch.float64, torch.bfloat16: torch.float64}
 

@@ -19,7 +19,7 @@ from ..opening import open_trace
 from ..sites import Site
 from ..traces import Trace
 from ..tracing import trace
-from .precise import Lifting, in_dtype
+from .precise import Lifting, dtype_of, in_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Side:
     seed: int | None = None
     precise: bool = False
     exact: bool = False  # and without casts to shorter formats
+    own: torch.dtype = torch.float32  # which the model was in before it was made precise
     sites: Container[Site] | None = None  # that it records as it is run; None before that is known
 
     def copied(self) -> nn.Module:
@@ -50,7 +51,7 @@ class Side:
         return replace(
             self, model=in_dtype(copy.deepcopy(self.model), dtype), args=in_dtype(self.args, dtype),
             kwargs=in_dtype(dict(self.kwargs), dtype), target=in_dtype(self.target, dtype),
-            precise=dtype == torch.float64,
+            precise=dtype == torch.float64, own=self.own if self.precise else dtype_of(self.model),
         )  # fmt: skip
 
     def as_precise(self) -> Side:
@@ -79,7 +80,7 @@ class Side:
     @contextmanager
     def environment(self) -> Iterator[None]:
         """What has to hold while a side runs: gradients only where they are used, casts lifted where precise."""
-        lifting = Lifting(shorter=self.exact) if self.precise else nullcontext()
+        lifting = Lifting(self.own, shorter=self.exact) if self.precise else nullcontext()
         with lifting, torch.set_grad_enabled(self.loss_fn is not None):
             yield
 
