@@ -20,6 +20,7 @@ from .limits import Limits
 from .made_up import IN_SIGHT, outweighs
 from .noise import GAIN_MARGIN
 from .orders import other_orders
+from .rescaled import other_lengths
 
 LAYOUT = "stored or computed in another layout"
 AGREES = "as a whole agrees"
@@ -55,8 +56,8 @@ def other_layouts(
             inside |= {site: _undone(readers) for site in results if _is_between(site, name, readers)}
             whole |= {result.site: _undone(readers) for reader in readers for result in outputs[reader]}
     if not inside:
-        orders = other_orders(results, limits, graph, load)
-        inside = {site: f"{LAYOUT}; {reason}" for site, reason in orders.items()}
+        others = other_orders(results, limits, graph, load) or other_lengths(results, limits, graph, load)
+        inside = {site: f"{LAYOUT}; {reason}" for site, reason in others.items()}
     return inside, whole
 
 

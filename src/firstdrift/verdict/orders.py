@@ -7,7 +7,7 @@ module hands on. Nothing behind them can hide anything, for what they hand on is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +139,7 @@ def _is_order(region: _Region, results: Results, edges: tuple[Edges, Edges], lim
     outweighed = all(outweighs(results[one], other, other.error or 0.0) for one in region.sites for other in behind)
     return (
         outweighed
-        and all(_changes(call, region, results, load) for call in region.calls)
+        and all_change(region.sites, results, load)
         and all(_is_handed_on(site, region, results, edges, load) for site in region.left)
     )
 
@@ -152,9 +152,15 @@ def _agrees(result: PairResult, limits: Limits) -> bool:
     return result.error <= limits.local(limits.items[result.site], [])
 
 
-def _changes(call: Call, region: _Region, results: Results, load: Load) -> bool:
-    """Whether a module does something on both sides: one that does nothing here says nothing about its place."""
-    sites = [site for site in region.sites if _call(site) == call]
+def all_change(sites: frozenset[Site], results: Results, load: Load) -> bool:
+    """Whether every module among some sites does something on both sides: one that does nothing here says nothing
+    about its place."""
+    return all(
+        _changes([site for site in sites if _call(site) == call], results, load) for call in {_call(s) for s in sites}
+    )
+
+
+def _changes(sites: Sequence[Site], results: Results, load: Load) -> bool:
     fed = [load(results[site].pair) for site in sites if site.port.startswith("in.")]
     made = [load(results[site].pair) for site in sites if not site.port.startswith("in.")]
     return bool(made) and not any(
