@@ -89,7 +89,9 @@ def _result(
         *([_no_counterpart(len(missing))] if missing else []),
         *([] if compared else ["nothing was compared"]),
     ]
-    verdict = _verdict(judged, bool(compared))
+    other = _other_arguments(judged)
+    deciding = [result for result in judged if result not in other]
+    verdict = _verdict(deciding, bool(compared))
     first = _first_drift(drifts, explain) if drifts else None
     coverage = Coverage(
         reference_sites=len(ours), candidate_sites=len(theirs), pairs=len(judged), compared=len(compared),
@@ -97,9 +99,9 @@ def _result(
         phases=dict(Counter(result.site.phase for result in compared)),
     )  # fmt: skip
     could_not_tell = bool(problems) or verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE)
-    notes = (*alignment.notes, *ours.notes, *theirs.notes, *captures)
+    notes = (*alignment.notes, *ours.notes, *theirs.notes, *captures, *_told_of_arguments(other))
     return Result(
-        verdict=verdict, sentence=_sentence(verdict, first, judged, problems), pairs=tuple(judged), first_drift=first,
+        verdict=verdict, sentence=_sentence(verdict, first, deciding, problems), pairs=tuple(judged), first_drift=first,
         cause=_benign_cause(verdict, judged), flips=tuple(r for r in judged if r.verdict is Verdict.FLIP),
         reference_only=alignment.reference_only, candidate_only=alignment.candidate_only, ignored=alignment.ignored,
         graph=graph.kind, coverage=coverage, notes=tuple(dict.fromkeys(notes)), problems=tuple(problems),
@@ -122,6 +124,33 @@ def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
         if verdict in found:
             return Verdict.NOISE if verdict is Verdict.INCONCLUSIVE else verdict
     return Verdict.SAME
+
+
+def _other_arguments(judged: Sequence[PairResult]) -> list[PairResult]:
+    """Inputs of modules that are not the same thing on both sides, where what came out agrees: implementations differ
+    in what their parts hand each other."""
+    apart = [r for r in judged if r.verdict is Verdict.NOT_COMPARABLE and _is_argument(r.site)]
+    made: dict[Site, list[PairResult]] = {}
+    for result in judged if apart else ():
+        if result.site.phase == "fwd" and not _is_argument(result.site):
+            made.setdefault(result.site._replace(port=""), []).append(result)
+    outputs = {result.site: made.get(result.site._replace(port=""), []) for result in apart}
+    return [r for r in apart if outputs[r.site] and all(_agrees(one) for one in outputs[r.site])]
+
+
+def _is_argument(site: Site) -> bool:
+    return site.phase == "fwd" and site.port.startswith("in.")
+
+
+def _agrees(result: PairResult) -> bool:
+    return result.verdict in CLEAN and result.measurement is not None and result.measurement.compared > 0
+
+
+def _told_of_arguments(other: Sequence[PairResult]) -> list[str]:
+    if not other:
+        return []
+    inputs = "1 input is another argument" if len(other) == 1 else f"{len(other)} inputs are other arguments"
+    return [f"{inputs} on the two sides, first {_shown(other[0].site)}; what these modules return agrees"]
 
 
 def _vouched_for(result: PairResult, judged: Sequence[PairResult]) -> bool:

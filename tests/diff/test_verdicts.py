@@ -769,3 +769,14 @@ def test_a_gradient_that_is_recorded_as_the_optimizer_sees_it_alone_may_hide_a_f
         for sites in (parameters_only(None), parameters_only(5, error))
     )
     assert diffed(tmp_path, ours, theirs).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict", "code"), [({"fwd m": A}, "same", 0), ({"fwd m": B}, "drift", 1), ({}, "not comparable", 2)]
+)
+def test_an_input_that_is_another_argument_does_not_matter_where_what_comes_out_agrees(tmp_path, made, verdict, code):
+    ours = {"fwd m:in.0": A, "fwd m:in.1": np.ones((2, 5), np.float32), "fwd x": A} | ({"fwd m": A} if made else {})
+    result = diffed(tmp_path, ours, {"fwd m:in.0": A, "fwd m:in.1": A, "fwd x": A} | made)
+    assert (result.verdict, result.exit_code) == (verdict, code), result.sentence
+    if verdict == "same":
+        assert any("1 input is another argument" in note for note in result.notes)

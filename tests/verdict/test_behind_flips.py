@@ -27,12 +27,28 @@ class Experts(nn.Module):
         return torch.einsum("nc,ncd->nd", x.flatten(0, 1), self.weight[chosen.flatten()]).view(x.shape)
 
 
+class Apart(nn.Module):
+    """The same, each expert a module of its own that is given the rows that chose it; one may do without some."""
+
+    def __init__(self):
+        super().__init__()
+        self.each, self.lost = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), 0
+
+    def forward(self, x, chosen):
+        rows, made = x.flatten(0, 1), torch.zeros_like(x.flatten(0, 1))
+        for number, expert in enumerate(self.each):
+            mine = torch.where(chosen.flatten() == number)[0]
+            mine = mine[self.lost :] if number == 0 else mine
+            made = made.index_add(0, mine, expert(rows[mine]))
+        return made.view(x.shape)
+
+
 class Model(nn.Module):
     """Tokens through a router, their experts, and a layer that each of them passes alone, or all together."""
 
-    def __init__(self, mixed=False):
+    def __init__(self, mixed=False, experts=Experts):
         super().__init__()
-        self.first, self.router, self.experts = nn.Linear(8, 16), Router(16, 4), Experts()
+        self.first, self.router, self.experts = nn.Linear(8, 16), Router(16, 4), experts()
         self.last, self.mixed, self.wrong = nn.Linear(16, 5), mixed, None
         with torch.no_grad():  # two experts that are tied but for rounding
             self.router.weight[2], self.router.bias[2] = self.router.weight[1] * (1 + 2e-7), self.router.bias[1]
@@ -49,14 +65,14 @@ class Model(nn.Module):
         return self.last(h)
 
 
-def runs(tmp_path, mixed=False, wrong=None):
+def runs(tmp_path, mixed=False, wrong=None, experts=Experts, lost=0):
     """Two traces of one model, whose second adds up in another order."""
     torch.manual_seed(0)
-    model = Model(mixed)
+    model = Model(mixed, experts)
     x = torch.randn(3, 20, 8)
     with fd.trace(model, tmp_path / "ref"):
         model(x)
-    model.wrong = wrong
+    model.wrong, model.experts.lost = wrong, lost
     model.first.register_forward_hook(lambda module, given, made: made * (1 + 1.2e-7 * torch.randn_like(made).sign()))
     with fd.trace(model, tmp_path / "cand"):
         model(x)
@@ -80,6 +96,18 @@ def test_a_row_that_was_not_chosen_otherwise_is_judged(tmp_path):
     result, _ = runs(tmp_path / "wrong", wrong=row)
     assert result.verdict in ("drift", "inconclusive"), result.sentence
     assert result.exit_code != 0
+
+
+def test_modules_that_were_sent_more_rows_or_fewer_follow_from_the_flips(tmp_path):
+    result, _ = runs(tmp_path, experts=Apart)
+    assert (result.verdict, result.exit_code) == ("flip", 0), result.sentence
+    assert any("rows were sent here, as chosen at near-ties of router" in pair.reason for pair in result.pairs)
+
+
+def test_more_rows_than_were_chosen_otherwise_are_not_comparable(tmp_path):
+    result, _ = runs(tmp_path, experts=Apart, lost=12)
+    assert result.exit_code != 0
+    assert any(pair.reason.startswith("shape ") for pair in result.pairs)
 
 
 def test_rows_that_are_mixed_with_others_are_not_followed(tmp_path):

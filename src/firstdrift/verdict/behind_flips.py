@@ -28,22 +28,41 @@ class BehindFlips:
     error: Callable[[Site], float]
     load: Callable[[Pair], tuple[Array, Array]]
     moved: dict[Site, tuple[Rows, float]] = field(default_factory=dict)  # the rows, and the error of all others
+    choices: dict[Site, int] = field(default_factory=dict)  # how many differ
+    given: dict[Site, Site] = field(default_factory=dict)  # what was given other rows, and the choices that it follows
 
     def begin(self, site: Site, choices: tuple[Array, Array]) -> None:
         """Choices that differ, each at a near-tie."""
-        self.moved[site] = np.asarray(np.not_equal(*choices)), 0.0
+        differing = np.asarray(np.not_equal(*choices))
+        self.moved[site] = differing, 0.0
+        self.choices[site] = int(differing.sum())
+
+    def sent(self, pair: Pair) -> str | None:
+        """How it comes that a module beside one that chose was given more rows on one side, or fewer."""
+        ours, theirs = pair.reference.shape or (), pair.candidate[0].shape or ()
+        if len(pair.candidate) > 1 or not ours or len(ours) != len(theirs) or ours[1:] != theirs[1:]:
+            return None
+        for site, count in self.choices.items():
+            around = site.name.rpartition(".")[0]
+            beside = site.step == pair.site.step and pair.site.name.startswith(f"{around}." if around else "")
+            if beside and 0 < abs(ours[0] - theirs[0]) <= count:
+                self.given[pair.site] = site
+                return f"{ours[0]} and {theirs[0]} rows were sent here, as chosen at near-ties of {site.name}"
+        return None
 
     def explain(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
         """How an error follows from flips before it: all that noise does not explain is in the rows that moved."""
         shape = judged.pair.reference.shape or ()
-        flips = [self.moved[site][0] for site in producers if site in self.moved]
-        rows = [_rows_of(moved, shape) for moved in flips]
+        inside = f"{judged.site.name}." if judged.site.name else ""
+        within = [by for one, by in self.given.items() if one.step == judged.site.step and one.name.startswith(inside)]
+        flips = dict.fromkeys((*(site for site in producers if site in self.moved), *within))
+        rows = [_rows_of(self.moved[site][0], shape) for site in flips]
         if not rows or any(found is None for found in rows):
             return None
         axes = min(found.ndim for found in rows if found is not None)
         moved = np.any([found.reshape(*shape[:axes], -1).any(-1) for found in rows if found is not None], axis=0)
         error = _error_elsewhere(*self.load(judged.pair), moved)
-        inherited = max(self.moved[site][1] if site in self.moved else self.error(site) for site in producers)
+        inherited = max((self.moved[s][1] if s in self.moved else self.error(s) for s in producers), default=0.0)
         if error is None or error > self.limits.limit(item, producers, inherited):
             return None
         self.moved[judged.site] = moved, error

@@ -84,5 +84,5 @@ class Excuses:
             return [one for one in self._read_by_loss(site) if not self.items[one].is_integer]
         own = site._replace(phase="fwd")
         fed = [other for other in self.graph.consumers(own) if other.port.startswith("in.")]
-        found = [one for one in dict.fromkeys((own, *fed)) if one in self.items and one in self.results]
+        found = [one for one in dict.fromkeys((own, *fed)) if one in self.results and self.items[one].measurement]
         return [one for one in found if self.results[one].verdict in CLEAN and not self.items[one].is_integer]

@@ -105,7 +105,8 @@ class _Court:
         """The verdict of one pair, given those of everything before it."""
         pair, measurement = item.pair, item.measurement
         if item.problem is not None:
-            return PairResult(pair, Verdict.NOT_COMPARABLE, item.problem)
+            sent = self.behind_flips.sent(pair)
+            return PairResult(pair, Verdict.FLIP if sent else Verdict.NOT_COMPARABLE, sent or item.problem)
         if measurement is None:
             by = self.graph.introducer(pair.site) if item.verdict is Verdict.DRIFT else None
             return PairResult(pair, item.verdict, item.reason, introduced_by=by)
@@ -282,10 +283,12 @@ class _Court:
             return self.blame(judged, dirty, reason)
         indices = self.load(judged.pair)
         for site in (*producers, *self.beside(judged.site)):
+            if self.items[site].measurement is None:
+                continue
             if self.results[site].verdict is Verdict.FLIP and self.is_handed_on(indices, site):
                 self.behind_flips.begin(judged.site, indices)
                 return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, as chosen at {self.describe(site)}")
-            if self.items[site].is_integer or self.items[site].measurement is None:
+            if self.items[site].is_integer:
                 continue
             tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
             if tied is not None:
