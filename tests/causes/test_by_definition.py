@@ -44,6 +44,16 @@ def test_a_gradient_whose_sources_differ_is_not_blamed_on_its_backward(key):
     assert backward(GRADIENT, inputs=inputs, candidate_inputs=inputs | {key: inputs[key] * 1.1}).label == "unknown"
 
 
+@pytest.mark.parametrize(("fill", "label"), [(-np.inf, "gradient-formula"), (np.nan, "unknown")])
+def test_scores_that_both_sides_mask_alike_agree(fill, label):
+    scores = np.where(np.arange(10) > 6, fill, numbers(4, 6, 10, seed=4))
+    inputs = {"agrad next": numbers(4, 6, 5, seed=3), "in.0": scores}
+    assert backward(GRADIENT, inputs=inputs).label == label
+    other = inputs | {"in.0": np.where(np.arange(10) > 7, fill, scores)}
+    other["in.0"][..., 7] = 0.0
+    assert backward(GRADIENT, inputs=inputs, candidate_inputs=other).label == "unknown"
+
+
 def test_a_gradient_of_which_only_the_forward_is_known_stays_unknown():
     assert backward(GRADIENT, inputs={"in.0": numbers(4, 6, 10, seed=4)}).label == "unknown"
 

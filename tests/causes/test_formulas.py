@@ -141,6 +141,15 @@ def test_interpolate(mode: str, corners: bool, seed: int, high: int, wide: int) 
     assert_alike(formulas.interpolate(x.numpy(), (high, wide), mode, corners and smooth), theirs)
 
 
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize(("mode", "name"), [("linear", "bilinear"), ("cubic", "bicubic")])
+@pytest.mark.parametrize("out", [(16, 11), (30, 40), (7, 25), (1, 2)])
+def test_interpolate_with_antialiasing(out: tuple[int, int], mode: str, name: str, corners: bool) -> None:
+    x = torch.randn(2, 3, 24, 19, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theirs = functional.interpolate(x, out, mode=name, align_corners=corners, antialias=True)
+    assert_alike(formulas.interpolate(x.numpy(), out, mode, corners, cubic=-0.5, antialias=True), theirs)
+
+
 def test_interpolate_by_a_factor() -> None:
     x = random(0, 1, 2, 5, 7)
     theirs = functional.interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=False)

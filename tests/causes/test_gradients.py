@@ -13,6 +13,7 @@ from firstdrift.capture.torch.names import attrs_of
 from firstdrift.causes.backward import gradients
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
+from firstdrift.causes.table import TABLE
 from firstdrift.sites import Site
 
 torch.manual_seed(0)
@@ -282,6 +283,50 @@ def test_one_factor_of_all_gradients_is_their_scale(phase):
     assert (cause.label, cause.parameters) == ("gradient-scale", {"factor": 0.25})
     assert "batch being of 4" in cause.sentence
     assert explain(first_of(everything(0.25, phase, 1.0)), gradients.HYPOTHESES).label == "gradient-formula"
+
+
+class Chain(Around):
+    """Gradients of which each was computed from the one before it."""
+
+    def producers(self, site):
+        before = [one for one in self.tensors if one.phase == "agrad"]
+        if site.phase == "grad":
+            return [site._replace(phase="agrad", port="out")]
+        place = before.index(site)
+        return before[place - 1 : place] if place else []
+
+
+def chain(times, but=None):
+    """Tensors `a` to `d`: the first is right, those from `b` on are scaled, but one; gradients of weights as well."""
+    tensors = {}
+    for number, name in enumerate("abcd"):
+        for phase, port in (("agrad", "out"), ("grad", "weight")):
+            one = np.random.default_rng(2 * number + (phase == "grad")).standard_normal((5, 4))
+            factor = 1.0 if name == "a" or (phase, name) == but else times
+            tensors[Site(0, phase, name, port)] = (one, one * factor)
+    noise = [np.random.default_rng(seed).standard_normal(4) * 1e-9 for seed in (90, 91)]
+    tensors[Site(0, "grad", "c", "bias")] = (noise[0], noise[1])  # a sum that is zero
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("but", "label"),
+    [(None, "gradient-scale"), (("grad", "d"), "gradient-formula"), (("agrad", "c"), "gradient-formula")],
+)
+def test_a_factor_of_all_that_comes_of_a_gradient_is_its_scale(but, label):
+    tensors, site = chain(0.5, but), Site(0, "agrad", "b", "out")
+    said = explain(Evidence(site, *tensors[site], 1e-9, around=Chain(tensors)), gradients.HYPOTHESES)
+    assert (said.label, said.parameters["factor"]) == (label, 0.5)
+    assert "alone" not in said.sentence
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-6])
+def test_a_backward_that_lets_the_gradient_pass_is_a_wrong_formula_and_no_skipped_operation(noise):
+    x = torch.randn(6, 10, dtype=torch.float64)
+    evidence = agrad(nn.Hardtanh(-0.5, 0.5), x, lambda g, x, w, e: g, noise)
+    for op in ("Hardtanh", "FakeQuantise", ""):
+        said = explain(replace(evidence, op=op), TABLE)
+        assert said.label == "gradient-formula", said
 
 
 @pytest.mark.parametrize("missing", ["tok", "head"])

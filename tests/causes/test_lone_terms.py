@@ -40,6 +40,16 @@ def test_a_term_beside_what_is_not_understood_is_named(weight, label, noise):
 
 
 @pytest.mark.parametrize("noise", [FLOAT32, BF16])
+def test_a_step_that_is_not_taken_lacks_its_term(noise):
+    base, net = site("net", "in.0"), site("net")
+    run = Run({base: C, net: B, IN: C - 0.3 * B}, {IN: C})
+    said = named(C - 0.3 * B, C, noise, inputs={"net": B}, around=run)
+    assert (said.label, said.parameters["term"]) == ("missing-term", "net"), said
+    halved = named(C - 0.3 * B, C - 0.15 * B, noise, inputs={"net": B}, around=run)
+    assert halved.label == "scale", halved
+
+
+@pytest.mark.parametrize("noise", [FLOAT32, BF16])
 def test_what_goes_around_the_rest_is_a_residual(noise):
     run = Run(
         {site("layers.0"): B, site("layers.1.msg"): A, IN: A},

@@ -300,3 +300,73 @@ def test_a_factor_of_the_gradient_of_a_right_loss_is_no_divisor_of_the_loss(fact
 def test_a_factor_of_a_loss_and_its_gradient_is_its_divisor(factor):
     cause = explain(evidence_of("lossgrad", ce(), lambda z: factor * ce()(z), LOGITS, TARGET), losses.HYPOTHESES)
     assert cause.label == "reduction-scale", cause
+
+
+def means(sizes, target=None, items=None):
+    """The mean of the means of parts of a batch."""
+
+    def loss(z):
+        each = items(z) if items else F.cross_entropy(z.transpose(1, 2), target, reduction="none")
+        counted = torch.ones_like(each) if target is None else (target != -100).to(each.dtype)
+        parts = zip(each.split(sizes), counted.split(sizes), strict=True)
+        return sum(a.sum() / b.sum() for a, b in parts) / len(each.split(sizes))
+
+    return loss
+
+
+def squares(z):
+    return (z - WANTED) ** 2
+
+
+UNEVEN = [
+    (means([1, 2], PADDED), text(), TEXT, PADDED),
+    (means([1, 1, 1], PADDED), text(), TEXT, PADDED),
+    (means([5, 5, 2], items=squares), lambda z: F.mse_loss(z, WANTED), NUMBERS, WANTED),
+    (means([8, 4], items=squares), lambda z: F.mse_loss(z, WANTED), NUMBERS, WANTED),
+]
+
+
+@pytest.mark.parametrize("phase", ["loss", "lossgrad"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("parts", "everything", "logits", "target"), UNEVEN)
+def test_a_mean_of_means_of_uneven_parts_is_another_divisor(parts, everything, logits, target, swapped, known, phase):
+    sides = (parts, everything) if swapped else (everything, parts)
+    said = explain(evidence_of(phase, *sides, logits, target, known=known), losses.HYPOTHESES)
+    assert (said.label, "mean of the means" in said.sentence) == ("reduction-scale", True), said
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.tensor([1.0, 1.0, 1.0, 1.0, 2.5, 2.5, 2.5, 2.5, 0.5, 0.5, 0.5, 0.5]),
+        torch.linspace(0.5, 1.5, 12),
+        torch.tensor([12 / 14.0] * 7 + [12 / 10.0] * 5) * 1.01,
+    ],
+)
+def test_other_weights_of_samples_are_no_mean_of_means(weights):
+    weighted = lambda z: (squares(z) * weights.double()[:, None]).mean()  # noqa: E731
+    said = explain(evidence_of("loss", lambda z: F.mse_loss(z, WANTED), weighted, NUMBERS, WANTED), losses.HYPOTHESES)
+    assert "mean of the means" not in said.sentence
+
+
+def test_balanced_weights_of_sorted_classes_are_no_mean_of_means():
+    target = torch.tensor([0] * 8 + [1] * 4)
+    weight = torch.tensor([12 / 16, 12 / 8, *[1.0] * 5], dtype=torch.float64)
+    balanced = lambda z: F.cross_entropy(z, target, weight, reduction="sum") / 12  # noqa: E731
+    said = explain(
+        evidence_of("lossgrad", lambda z: F.cross_entropy(z, target), balanced, LOGITS, target), losses.HYPOTHESES
+    )
+    assert "mean of the means" not in said.sentence
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("brought", [True, False])
+def test_labels_shifted_twice_are_named_though_fewer_positions_count(known, brought):
+    """A comparison may have brought the reference's gradient to the candidate's divisor."""
+    evidence = evidence_of("loss", shifted(1), shifted(2), TEXT, WORDS, known=known)
+    if brought:
+        ((site, (ours, theirs)),) = evidence.around.tensors.items()
+        evidence = replace(evidence, around=Around(evidence.around.facts, {site: (ours * 8 / 7, theirs)}))
+    said = explain(evidence, losses.HYPOTHESES)
+    assert said.label == "label-shift", said

@@ -87,3 +87,22 @@ def test_a_batch_of_norms_that_is_right_says_nothing():
     y = norm(X)
     assert np.allclose(y.mean(), norm(X, torch.float16, ()).mean())
     assert list(rounds_inside(drift(y, y, NOISE, inputs={"in.0": X}, parameters={"weight": GAIN, "bias": BIAS}))) == []
+
+
+def all_short(x, dtype, root, squared, centred):
+    """A norm whose every step is in a short dtype, but for its gain and bias."""
+    h = torch.tensor(x).to(dtype)
+    c = h - h.mean(-1, keepdim=True) if centred else h
+    variance = (c * c).mean(-1, keepdim=True) if squared else c.double().square().mean(-1, keepdim=True).to(dtype)
+    y = c * torch.rsqrt(variance + 1e-5) if root == "rsqrt" else c / torch.sqrt(variance + 1e-5)
+    y = y.double() * torch.tensor(GAIN)
+    return (y + torch.tensor(BIAS) if centred else y).numpy()
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("squared", [True, False])
+@pytest.mark.parametrize("root", ["sqrt", "rsqrt"])
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "f16"), (torch.bfloat16, "bf16")])
+def test_a_norm_that_is_short_throughout_is_told(dtype, name, root, squared, centred):
+    said = said_of(all_short(X, dtype, root, squared, centred), centred)
+    assert (said.label, said.parameters["dtype"]) == ("dtype-rounding", name), said

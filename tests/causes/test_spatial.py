@@ -37,6 +37,24 @@ def interleaved(x: torch.Tensor) -> torch.Tensor:
     return GROUPED(x.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2))
 
 
+def smaller(x: torch.Tensor, **settings: object) -> torch.Tensor:
+    return interpolate(x, (6, 7), **settings)
+
+
+class Smaller(nn.Module):
+    """A resize that says nothing of its settings."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return smaller(x, **self.settings)
+
+
+SMALLER, ROUGH = Smaller(mode="bilinear", antialias=True), Smaller(mode="bilinear")
+SMALLER_CUBIC = Smaller(mode="bicubic", antialias=True)
+
 Wrong = Callable[[torch.Tensor], torch.Tensor]
 Row = tuple[nn.Module, torch.Tensor, Wrong, str]
 DRIFTS: dict[str, Row] = {
@@ -75,6 +93,15 @@ DRIFTS: dict[str, Row] = {
     "corners not aligned": (CORNERS, X, lambda x: larger(x, mode="bilinear"), "interpolation"),
     "nearest for linear": (TWICE, X, lambda x: larger(x, mode="nearest"), "interpolation"),
     "centres of pixels": (NEAREST, X, lambda x: larger(x, mode="nearest-exact"), "interpolation"),
+    "no antialiasing": (SMALLER, X, lambda x: smaller(x, mode="bilinear"), "interpolation"),
+    "antialiasing": (ROUGH, X, lambda x: smaller(x, mode="bilinear", antialias=True), "interpolation"),
+    "no antialiasing, cubic": (SMALLER_CUBIC, X, lambda x: smaller(x, mode="bicubic"), "interpolation"),
+    "linear and antialiased for cubic": (
+        SMALLER_CUBIC, X, lambda x: smaller(x, mode="bilinear", antialias=True), "interpolation",
+    ),
+    "corners aligned and antialiased": (
+        SMALLER, X, lambda x: smaller(x, mode="bilinear", antialias=True, align_corners=True), "interpolation",
+    ),
     "linear for cubic": (CUBIC, X, lambda x: larger(x, mode="bilinear"), "interpolation"),
 }  # fmt: skip
 
@@ -108,6 +135,7 @@ OTHERS: dict[str, tuple[nn.Module, torch.Tensor, Wrong]] = {
     "a rounded output": (SAME, X, lambda x: SAME(x).bfloat16().double()),
     "a pool scaled": (MEAN, X, lambda x: MEAN(x) * 4),
     "a flattened row turned round": (nn.Flatten(), X, lambda x: x.flatten(1).flip(1)),
+    "a smaller image shifted": (SMALLER, X, lambda x: SMALLER(x.roll(1, 3))),
     "an image flipped": (TWICE, X, lambda x: TWICE(x).flip(3)),
     "NaN": (SAME, X, lambda x: SAME(x).index_fill(0, torch.tensor([1]), float("nan"))),
     "zeros": (MEAN, X, lambda x: MEAN(x) * 0),

@@ -26,6 +26,7 @@ ROW_BY_ROW = ("Linear", "MatMul", "Gemm")  # operations that make every row alik
 FEW_ROWS = 0.25  # of all rows, which may be unwritten before another cause is likelier
 UNLIKE = 4.0  # times the largest number of any filled row: what is larger belongs to none
 FEWEST = 64  # elements before zeros can be called random
+FEWEST_WRITTEN = 16  # elements where the factor is that of a probability which somebody would have written
 SURPRISE = 6.0  # standard deviations that chance does not reach
 
 Mask = NDArray[np.bool_]
@@ -154,11 +155,13 @@ def dropout_active(evidence: Evidence) -> Iterator[Finding]:
     live = (expected != 0.0) & np.isfinite(expected)
     dropped = live & (found == 0.0)
     kept = live & ~dropped
-    if live.sum() < FEWEST or not dropped.any() or not kept.any():
+    if live.sum() < FEWEST_WRITTEN or not dropped.any() or not kept.any():
         return
     ratio = float(expected[kept] @ found[kept]) / float(expected[kept] @ expected[kept])
     p = 1 - 1 / ratio if ratio > 1 else 0.0
     if p <= 2 * limit(evidence) or not (_random(dropped, live, p) or _random_channels(dropped, live, p)):
+        return
+    if live.sum() < FEWEST and not (_is_written(p, evidence) and _mixed(expected, dropped, kept)):
         return
     predicted = np.where(dropped, 0.0, ratio * expected)
     said = f"{dropped.sum() / live.sum():.1%} of the elements are zero and the others {ratio:.6g} times as large"
@@ -221,6 +224,27 @@ def _random(dropped: Mask, live: Mask, p: float) -> bool:
         if not _chance(dropped.sum(axis=others), live.sum(axis=others), p):
             return False
     return True
+
+
+def _is_written(p: float, evidence: Evidence) -> bool:
+    """Whether a probability is a twentieth or several, as exactly as noise allows."""
+    return abs(p - round(20 * p) / 20) <= limit(evidence) < 1e-3
+
+
+def _mixed(expected: Floats, dropped: Mask, kept: Mask) -> bool:
+    """Whether neither the sign, nor the size, nor the order of elements, nor a whole row or column of them, tells
+    which are dropped: few elements that a threshold or a mask takes out might look random."""
+    for value in (expected, np.abs(expected), np.arange(expected.size).reshape(expected.shape)):
+        gone, left = value[dropped], value[kept]
+        if gone.max() < left.min() or left.max() < gone.min():
+            return False
+    live = dropped | kept
+    for axis in range(expected.ndim):
+        others = tuple(one for one in range(expected.ndim) if one != axis)
+        several = live.sum(axis=others) > 1
+        if several.any() and not (several & dropped.any(axis=others) & kept.any(axis=others)).any():
+            return False
+    return int(dropped.sum()) >= FEW
 
 
 def _random_channels(dropped: Mask, live: Mask, p: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import attention, by_definition, elementwise, fed, integrity, linear, missing_modules, wiring
-from .activations import activated, activation_variants, clamped_gates
+from .activations import activated, activation_variants, clamped_gates, gate_inputs
 from .backward import gradients
 from .hypotheses import Hypothesis
 from .image import spatial, token_pooling
@@ -23,8 +23,9 @@ from .weight import weight_copies, weights
 FAMILIES = (
     by_definition, weight_copies, fed, integrity, weights, losses, gradients, optimizers, wiring, missing_modules,
     elementwise, layouts, permutations, shared_heads, rounding, operand_rounding, quantisation, quantisers,
-    fake_quantisers, glue, activated, stray_terms, lone_terms, packing, clamped_gates, activation_variants, norms,
-    linear, embeddings, rope, some_slices, spatial, token_pooling, recurrent, attention, routing,
+    fake_quantisers, glue, activated, gate_inputs, stray_terms, lone_terms, packing, clamped_gates,
+    activation_variants, norms, linear, embeddings, rope, some_slices, spatial, token_pooling, recurrent,
+    attention, routing,
 )  # fmt: skip
 
 TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)

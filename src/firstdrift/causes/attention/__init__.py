@@ -10,7 +10,7 @@ from itertools import chain
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
-from . import bias_claims, expansions, heads, masks, positions, scoring
+from . import bias_claims, cached, expansions, heads, masks, positions, scoring
 from .claims import Case, Claim, Variant, finding, narrowed
 from .fitting import Over, Reference, fit, patience, search, search_biased
 from .nearby import Nearby, nearby, tables_of
@@ -18,6 +18,8 @@ from .operands import operands
 from .padding import masks_around
 from .problem import problem
 from .rotary import Floats
+from .score_biases import other_bias
+from .score_masks import other_mask
 from .some_heads import of_some_heads
 from .sources import LAYOUTS, sources, with_norms
 
@@ -29,6 +31,7 @@ STAGES: Stages = (
     (*scoring.FITTED, *positions.FITTED),
     (*positions.LAST, *bias_claims.VARIANTS),
 )
+CACHED: Stages = ((*STAGES[0], *cached.VARIANTS), *STAGES[1:])
 MASKED: Stages = ((masks.padding,),)  # of an attention that is explained without a mask
 OF_SOME_HEADS: Stages = (
     (*masks.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
@@ -46,6 +49,11 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
     stages = STAGES if case is None else MASKED
     if case is not None and (yield from _told(evidence, case, STAGES)):
         return
+    if case is None and (whole := cached.with_past(evidence)) is not None:
+        case = _case(whole, near, fit, limit, patience())
+        if case is not None:
+            yield from _told(evidence, case, CACHED)
+            return
     over = patience()
     for mask in masks_around(evidence):
         masked = _case(evidence, near, fit, limit, over, mask)
@@ -63,7 +71,7 @@ def _told(evidence: Evidence, case: Case, stages: Stages) -> Generator[Finding, 
     """What is found of a case, of all heads or of some; whether something leaves no more than the noise."""
     if (yield from _staged(evidence, case, stages)):
         return True
-    return stages is STAGES and (yield from _told_of_some(evidence, case))
+    return stages is not MASKED and (yield from _told_of_some(evidence, case))
 
 
 def _staged(
@@ -163,4 +171,4 @@ def _restored(predicted: Floats, like: Array, layout: str) -> Floats:
     return predicted.reshape(like.shape)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (attention,)
+HYPOTHESES: tuple[Hypothesis, ...] = (other_mask, other_bias, attention)

@@ -39,7 +39,13 @@ class _Head:
 
 def small(given: Problem, settings: Settings) -> Problem | None:
     """A part of a problem that is small enough for a bias to be fitted; None where there is none."""
-    usual = settings.axes == "thd" and settings.over == "keys" and not settings.sink and not settings.late
+    usual = (
+        settings.axes == "thd"
+        and settings.over == "keys"
+        and not settings.sink
+        and not settings.sunk
+        and not settings.late
+    )
     if given.reads not in ("out", "probabilities") or given.operands.projection is not None or not usual:
         return None
     few = np.arange(min(len(given.operands.q), SAMPLES))

@@ -137,12 +137,14 @@ def _bases(
 ) -> Iterator[Settings]:
     """What may be seen: as the masks say, and only what came before where that is so or cannot be told."""
     last = whole.keys - whole.queries
-    told = whole.reads == "out" and whole.operands.mask is None and last == 0
-    widths = dict.fromkeys([*_windows(structure, whole, attrs, limit), None]) if causal else [None]
+    sunk = whole.operands.sinks is not None and whole.reads != "scores"
+    told = whole.reads == "out" and whole.operands.mask is None and last == 0 and not sunk
+    seen = dict.fromkeys([*_windows(structure, whole, attrs, limit), None]) if causal or sunk else [None]
     for mask in _masks(whole):
-        for diagonal in [0] if causal else [None] if told else [None, max(last, 0)]:
+        for diagonal in [0] if causal else [None] if told else [max(last, 0), None] if sunk else [None, max(last, 0)]:
+            widths = seen if diagonal is not None else [None]
             for itself in (False, True) if mask in ("keep", "drop") and last == 0 else (False,):
-                base = replace(structure.settings(), diagonal=diagonal, mask=mask, itself=itself, norm=norm)
+                base = replace(structure.settings(), diagonal=diagonal, mask=mask, itself=itself, norm=norm, sunk=sunk)
                 yield from (replace(base, window=width) for width in widths)
 
 

@@ -23,7 +23,8 @@ class Operands:
 
     `mask` is given as it was recorded, broadcastable to (batch, heads, queries, keys); `bias` is added to the scores;
     `projection` is the weight (out, in) and bias of the output projection where the output was read behind it;
-    `rotated` is how many channels of a head are rotated, where the structure tells.
+    `rotated` is how many channels of a head are rotated, where the structure tells; `sinks` are learned scores of the
+    heads, of a key that has no value.
     """
 
     q: Floats
@@ -33,6 +34,7 @@ class Operands:
     bias: Floats | None = None
     projection: tuple[Floats, Floats] | None = None
     rotated: int | None = None
+    sinks: Floats | None = None
     memory: dict[Hashable, tuple[object, Floats]] = field(default_factory=dict)  # products that are needed again
 
     def samples(self, batch: Indices) -> Operands:
@@ -61,8 +63,9 @@ class Settings:
     the key head of each query head where it is neither repeated nor tiled, `order` that of the heads of the output,
     `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`. With `itself`
     every query sees its own key, whatever the masks say: padding then has something to see. A `sink` is one more key
-    of score zero and value zero. With `across` a mask of the keys is laid over the queries. `slopes` are of biases that
-    fall with the distance to earlier keys, and with `both` to later ones too, as where all keys are seen.
+    of score zero and value zero; with `sunk` its scores are the learned ones. With `across` a mask of the keys is laid
+    over the queries. `slopes` are of biases that fall with the distance to earlier keys, and with `both` to later ones
+    too, as where all keys are seen.
     """
 
     heads: int
@@ -90,6 +93,7 @@ class Settings:
     sink: bool = False
     across: bool = False
     both: bool = False
+    sunk: bool = False
 
     @property
     def even(self) -> bool:
@@ -201,6 +205,8 @@ def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floa
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         out = np.exp(values - np.where(empty, 0.0, top))
         total = out.sum(axis=axis, keepdims=True) + (np.exp(-top) if settings.sink else 0.0)
+        if settings.sunk and operands.sinks is not None:
+            total = total + np.exp(operands.sinks[:, None, None] - top)
         out = out / np.where(empty, 1.0, total)
     if settings.late:
         allowed = seen(settings, operands, rows)

@@ -31,10 +31,11 @@ def window_seen(structure: Structure, given: Problem, limit: float) -> int | Non
     if last < 2 or not np.isfinite(made).all():
         return None
     outside, size = np.zeros(last + 1), 0.0
+    outside_of = _outside if given.operands.sinks is None else _outside_sums
     for row in range(max(last - ROWS + 1, 2), last + 1):
         for head in np.ndindex(len(values), structure.heads):
             sample, number = head
-            left = _outside(values[sample, : row + 1, number], made[sample, row, number])
+            left = outside_of(values[sample, : row + 1, number], made[sample, row, number])
             outside[: row + 1] += left
             size += float(made[sample, row, number] @ made[sample, row, number])
     enough = outside <= limit**2 * size
@@ -50,3 +51,11 @@ def _outside(values: Floats, made: Floats) -> Floats:
     along = basis.T @ target
     rest = target - basis @ along
     return np.concatenate([np.cumsum((along**2)[::-1])[::-1], [0.0]]) + float(rest @ rest)
+
+
+def _outside_sums(values: Floats, made: Floats) -> Floats:
+    """The same where the shares of the keys need not sum to one, as where a sink takes some."""
+    basis = np.linalg.qr(values[::-1].T)[0]
+    along = basis.T @ made
+    rest = made - basis @ along
+    return np.concatenate([np.cumsum((along**2)[::-1])[::-1][1:], [0.0]]) + float(rest @ rest)

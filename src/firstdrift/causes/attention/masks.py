@@ -49,6 +49,7 @@ def window(case: Case) -> Iterator[Claim]:
                 "window-off-by-one", f"the window reaches {reach} keys to each side instead of {base.reach}",
                 replace(base, reach=reach), {"window": reach, "reference_window": base.reach},
             )  # fmt: skip
+        yield from _one_sided(base, base.reach)
         yield Claim("mask-missing", "the sliding window is ignored", replace(base, reach=None))
     if base.diagonal is None:
         return
@@ -68,6 +69,18 @@ def window(case: Case) -> Iterator[Claim]:
             "window-off-by-one", f"a sliding window of {first} keys is applied that the reference has not",
             replace(base, window=first), {"window": first, "reference_window": None}, free=1,
         )  # fmt: skip
+
+
+def _one_sided(base: Settings, reach: int) -> Iterator[Claim]:
+    """A window to both sides that is one key wider or narrower on one of them."""
+    for step in (1, -1):
+        after = replace(base, reach=None, diagonal=reach + step, window=reach + 1, both=True)
+        before = replace(base, reach=None, diagonal=reach, window=reach + step + 1, both=True)
+        for side, claim in (("after", after), ("before", before)):
+            yield Claim(
+                "window-off-by-one", f"the window reaches {reach + step} keys {side} a query instead of {reach}",
+                claim, {"window": reach + step, "reference_window": reach, "side": side},
+            )  # fmt: skip
 
 
 def padding(case: Case) -> Iterator[Claim]:

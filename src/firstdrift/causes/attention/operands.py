@@ -55,7 +55,8 @@ def operands(given: Sources, shape: Shape, heads: int, kv_heads: int) -> Operand
         return None
     q, k = _normed(q, given.norms.get("q"), heads), _normed(k, given.norms.get("k"), kv_heads)
     mask, bias = (one if one is not None and one.shape[1] in (1, heads) else None for one in (given.mask, given.bias))
-    return Operands(q, k, v, mask, bias, given.projection, rotated)
+    sinks = given.sinks if given.sinks is not None and given.sinks.size == heads else None
+    return Operands(q, k, v, mask, bias, given.projection, rotated, sinks)
 
 
 def _normed(x: Floats, norm: Norm | None, heads: int) -> Floats:

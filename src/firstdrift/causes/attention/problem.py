@@ -147,7 +147,8 @@ def first_head(given: Problem, heads: int, kv_heads: int) -> Problem:
     def first(x: Floats) -> Floats:
         return x[..., : x.shape[-1] // heads] if given.reads == "out" else x[:, :1]
 
-    operands = replace(o, q=q, k=k, v=v, bias=bias, mask=mask, memory={})
+    sinks = None if o.sinks is None else o.sinks[:1]
+    operands = replace(o, q=q, k=k, v=v, bias=bias, mask=mask, sinks=sinks, memory={})
     observed, other = first(given.observed), first(given.other)
     return _scaled(replace(given, operands=operands, observed=observed, other=other, alone=True))
 

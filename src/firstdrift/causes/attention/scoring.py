@@ -175,6 +175,8 @@ def sink(case: Case) -> Iterator[Claim]:
     if case.problem.reads != "scores":
         what = "is missing" if base.sink else "takes part, which the reference has not"
         yield Claim("missing-term", f"a key of score and value zero {what}", replace(base, sink=not base.sink))
+    if base.sunk:
+        yield Claim("missing-term", "the learned sinks of the scores are missing", replace(base, sunk=False))
 
 
 VARIANTS = (added, normalisation, softmax, sink)

@@ -58,7 +58,8 @@ def _problem(given: Problem, base: Settings, chosen: Indices) -> Problem:
     o = given.operands
     mask, bias = (x if x is None or x.shape[1] == 1 else x[:, chosen] for x in (o.mask, o.bias))
     keys, values = (of(x, base.kv_heads, groups) for x in (o.k, o.v))
-    operands = Operands(of(o.q, base.heads, chosen), keys, values, mask, bias)
+    sinks = None if o.sinks is None else o.sinks[chosen]
+    operands = Operands(of(o.q, base.heads, chosen), keys, values, mask, bias, sinks=sinks)
     if given.reads == "out":
         observed, other = (of(x, base.heads, chosen) for x in (given.observed, given.other))
     else:

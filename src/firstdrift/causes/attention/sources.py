@@ -17,6 +17,7 @@ from .nearby import Nearby
 from .norming import Norm, Norms
 from .roles import parameter, role
 from .rotary import Floats
+from .scored import divided_before, without_values
 
 # Batches first, then heads or tokens; tokens before batches; tokens before the heads of what is divided already.
 LAYOUTS = ("batches first", "tokens first", "heads inside")
@@ -35,6 +36,7 @@ class Sources:
     projection: tuple[Floats, Floats] | None = None
     norms: Mapping[str, Norm] = field(default_factory=dict)  # of q and k, which are applied before anything else
     norm: Norms | None = None  # the same behind the rotation
+    sinks: Floats | None = None  # learned scores of a key without a value, one of each head
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ def sources(
         given = {k: value.swapaxes(first, first + 1) if value.ndim == rank else value for k, value in given.items()}
         observed = observed.swapaxes(first, first + 1)
     found = _projected(given, observed) or _from_weights(evidence, given, candidate) or _unnamed(given, observed)
+    if found is None and layout == LAYOUTS[0] and (pair := divided_before(evidence, candidate, observed)) is not None:
+        found = pair, observed.shape[1], None
     if found is None:
         return None
     parts, heads, projection = found
@@ -83,7 +87,7 @@ def sources(
             return None
     tokens = max(keys, queries)
     rotary = tables_among(rest, tokens) or tables_among(near.tables[candidate], tokens)
-    return Sources(parts, target, heads, mask, bias, rotary, projection)
+    return Sources(parts, target, heads, mask, bias, rotary, projection, sinks=_sinks(evidence, candidate))
 
 
 def with_norms(given: Sources, norms: Mapping[str, tuple[Norm, Floats]], mine: Sources, limit: float) -> Sources:
@@ -118,6 +122,8 @@ def _projected(given: Mapping[str, Floats], observed: Floats) -> tuple[dict[str,
             named.heads = heads or named.heads if which == "q" else named.heads
     if _complete(named.parts):
         return named.parts, named.heads, None
+    if (scored := without_values(named.parts, observed)) is not None:
+        return scored, named.heads, None
     plain = [value for value in given.values() if value.ndim == 3]
     if any(role(name) for name in given) or any(name.startswith("in.") for name in given):
         return None
@@ -198,6 +204,13 @@ def _weights(evidence: Evidence, candidate: bool) -> Iterator[tuple[str, Floats]
             value = read(site)
             if value is not None and value.ndim <= 2:
                 yield f"{site.name[len(prefix) :]}.{site.port}", np.asarray(value, np.float64)
+
+
+def _sinks(evidence: Evidence, candidate: bool) -> Floats | None:
+    """Learned scores of a key that takes its share of every query and has no value."""
+    own = evidence.candidate_parameters if candidate else evidence.parameters
+    found = (value for port, value in own.items() if "sink" in port.lower() and 1 < value.size == max(value.shape))
+    return next((np.asarray(value, np.float64).ravel() for value in found), None)
 
 
 def _around(evidence: Evidence, candidate: bool) -> dict[str, Floats]:

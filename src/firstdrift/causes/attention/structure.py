@@ -99,7 +99,7 @@ def likely(
         found = operands(given, structure.shape, structure.heads, structure.kv_heads)
         if found is not None:
             possible.append((structure, problem(found, given.observed, other.observed, told)))
-    if not possible or possible[0][1].reads != "out" or possible[0][1].keys < 2:
+    if not possible or possible[0][1].reads != "out" or possible[0][1].keys < 2 or given.sinks is not None:
         return possible, False
     causal = [one for one in possible if _first(*one, limit) is not None]
     if not causal:

@@ -18,6 +18,7 @@ from .backward_formulas import TRANSPOSED, Known
 
 PROMISING = 0.15  # of a difference: what a mistake may leave of it on a few elements to be tried on all
 MOST_READERS = 6  # of which all parts are tried
+FEWEST = 4  # elements that are what came in by no accident
 
 
 def wrong_formula(evidence: Evidence) -> Iterator[Finding]:
@@ -31,6 +32,20 @@ def wrong_formula(evidence: Evidence) -> Iterator[Finding]:
             continue
         yield from _mistakes(evidence, one, one.settled, sent, known)
         yield from _of_earlier(evidence, one, one.settled, sent, known)
+
+
+def let_through(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient that is what came in, where the reference's backward changes it."""
+    if evidence.site.phase != "agrad" or evidence.found.size < FEWEST:
+        return
+    of = f" of {evidence.op}" if evidence.op else ""
+    for key, gradient in evidence.candidate_inputs.items():
+        if not key.startswith("agrad ") or gradient.size != evidence.found.size or not np.any(gradient):
+            continue
+        same = floats(gradient).reshape(evidence.found.shape)
+        if agree(evidence, same, evidence.found) and not agree(evidence, same, evidence.expected):
+            sentence = f"the backward{of} lets the gradient of {key[6:] or 'the whole model'} pass unchanged"
+            yield Finding("gradient-formula", sentence, same, 1, {"formula": "passes on"})
 
 
 def path_cut(evidence: Evidence) -> Iterator[Finding]:
@@ -154,4 +169,4 @@ def _values(site: Site, reader: str) -> tuple[Site, Site]:
     return site._replace(phase="fwd", name=reader, port="in.0"), site._replace(phase="fwd")
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (path_cut, wrong_formula)
+HYPOTHESES: tuple[Hypothesis, ...] = (let_through, path_cut, wrong_formula)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...sites import Site
-from ..agreement import agree, factor, floats, limit, rounded, snapped
+from ..agreement import agree, distance, factor, floats, limit, rounded, snapped
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..optimizer import gradient_clipping, update_clipping
@@ -15,6 +16,8 @@ from . import backward_passes, parameter_gradients
 
 PHASES = ("agrad", "grad", "grad_scaled")
 MOST_COMPARED = 24  # tensors that are asked whether all gradients have one factor
+PARALLEL = 1e-2  # of a gradient: what a factor may leave of it to be its factor
+CANCELLED = 1e-3  # of the largest: gradients below that may be the rounding errors of a sum that is zero
 
 
 def nothing_flows(evidence: Evidence) -> Iterator[Finding]:
@@ -32,7 +35,7 @@ def opposite_sign(evidence: Evidence) -> Iterator[Finding]:
 
 
 def one_factor(evidence: Evidence) -> Iterator[Finding]:
-    """A gradient by one factor: of all gradients, or of this one alone."""
+    """A gradient by one factor: of all gradients, of all that come of it, or of this one."""
     if evidence.site.phase not in PHASES or evidence.found.size < 2:
         return
     times = factor(evidence.expected, evidence.found)
@@ -45,11 +48,16 @@ def one_factor(evidence: Evidence) -> Iterator[Finding]:
     if _everywhere(evidence, times):
         sentence = f"all gradients are {value:.6g} times what they should be{_reason(evidence, times)}"
         yield Finding("gradient-scale", sentence, predicted, 1, {"factor": value})
+    elif _from_here(evidence, times):
+        sentence = f"this gradient and all that come of it are {value:.6g} times what they should be"
+        sentence += _reason(evidence, times)
+        yield Finding("gradient-scale", sentence, predicted, 1, {"factor": value})
     else:
         if summed := _summed_over(evidence, times):
             sentence = f"this gradient is {value:.6g} times what it should be: {summed}"
             yield Finding("gradient-formula", sentence, predicted, 0, {"factor": value})
-        sentence = f"this gradient alone is {value:.6g} times what it should be"
+        sentence = f"this gradient is {value:.6g} times what it should be, but not all that come of it"
+        sentence = sentence if evidence.site.phase == "agrad" else f"{sentence.partition(',')[0]}, but not all of them"
         yield Finding("gradient-formula", sentence, predicted, 1, {"factor": value})
 
 
@@ -69,23 +77,56 @@ def not_zeroed(evidence: Evidence) -> Iterator[Finding]:
 def _everywhere(evidence: Evidence, times: float) -> bool:
     """Whether every gradient recorded has this factor: those of activations count where this is one."""
     phases = ("agrad", "grad") if evidence.site.phase == "agrad" else (evidence.site.phase,)
-    others = [site for phase in phases for site in evidence.around.sites(phase) if site.step == evidence.site.step]
-    compared = [one for site in _spread(others) if (one := _factor_of(evidence, site)) is not None]
+    return _shared(evidence, [site for phase in phases for site in _now(evidence, phase)], times)
+
+
+def _from_here(evidence: Evidence, times: float) -> bool:
+    """Whether everything that the backward pass computes from a gradient has its factor: whatever it was scaled by,
+    nothing else adds to the gradients behind it."""
+    if evidence.site.phase != "agrad":
+        return False
+    behind = dict.fromkeys([evidence.site])  # in order
+    for site in (*_now(evidence, "agrad"), *_now(evidence, "grad")):
+        if not behind.keys().isdisjoint(evidence.around.producers(site)):
+            behind[site] = None
+    return _shared(evidence, list(behind), times)
+
+
+def _now(evidence: Evidence, phase: str) -> list[Site]:
+    return [site for site in evidence.around.sites(phase) if site.step == evidence.site.step]
+
+
+def _shared(evidence: Evidence, sites: list[Site], times: float) -> bool:
+    """Whether some gradients, more than one, have this factor; those that cancel to next to nothing do not tell."""
+    compared = [one for site in _spread(sites) if (one := _compared(evidence, site)) is not None]
+    largest = max((one.size for one in compared), default=0.0)
+    telling = [one.times for one in compared if one.parallel or one.size > CANCELLED * largest]
     tolerance = max(8 * limit(evidence), 1e-3 * abs(times - 1))
-    return len(compared) > 1 and all(abs(one - times) <= tolerance * times for one in compared)
+    return len(telling) > 1 and all(abs(one - times) <= tolerance * times for one in telling)
 
 
 def _spread(sites: list[Site]) -> list[Site]:
     """Some sites, from the first to the last."""
     stride = -(-len(sites) // MOST_COMPARED) or 1
-    return [*sites[::stride], *sites[-1:]]
+    return list(dict.fromkeys([*sites[::stride], *sites[-1:]]))
 
 
-def _factor_of(evidence: Evidence, site: Site) -> float | None:
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A gradient of both sides: the factor between them, whether that is all there is, and the size of an element."""
+
+    times: float
+    parallel: bool
+    size: float
+
+
+def _compared(evidence: Evidence, site: Site) -> _Compared | None:
     a, b = evidence.around.reference(site), evidence.around.candidate(site)
     if a is None or b is None or a.shape != b.shape or not np.any(a):
         return None
-    return factor(a, b)
+    times = factor(a, b)
+    size = float(np.linalg.norm(floats(a))) / float(np.sqrt(a.size))
+    return _Compared(times, distance(times * floats(a), b) <= PARALLEL, size)
 
 
 def _reason(evidence: Evidence, times: float) -> str:

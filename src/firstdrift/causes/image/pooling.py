@@ -166,10 +166,17 @@ class Way:
     align_corners: bool = False
     half_pixel: bool = True
     cubic: float = -0.75
+    antialias: bool = False
+
+    def __call__(self, x: Floats, out: tuple[int, ...]) -> Floats:
+        """The last axes of a tensor resized in this way."""
+        corners = (self.align_corners, None, self.half_pixel)
+        return formulas.interpolate(x, out, self.mode, *corners, self.cubic, self.antialias)
 
     def __str__(self) -> str:
         more = "" if self.half_pixel else " from the left edges of pixels"
         more = " with corners aligned" if self.align_corners else more
+        more += " and antialiasing" if more and self.antialias else " with antialiasing" * self.antialias
         return f"{self.mode} interpolation{more}" + (f" (a = {self.cubic})" if self.mode == "cubic" else "")
 
 
@@ -177,6 +184,9 @@ WAYS = (
     *(Way(mode) for mode in ("nearest", "nearest-exact", "linear", "cubic", "area")),
     Way("linear", align_corners=True), Way("linear", half_pixel=False), Way("cubic", align_corners=True),
     Way("cubic", half_pixel=False), Way("cubic", cubic=-0.5), Way("cubic", align_corners=True, cubic=-0.5),
+    Way("linear", antialias=True), Way("cubic", cubic=-0.5, antialias=True), Way("cubic", antialias=True),
+    Way("lanczos", antialias=True), Way("linear", align_corners=True, antialias=True),
+    Way("cubic", align_corners=True, cubic=-0.5, antialias=True),
 )  # fmt: skip
 
 
@@ -191,8 +201,7 @@ class Resize:
 
     def by(self, x: Floats, way: Way) -> Floats:
         """The planes resized in one way."""
-        y = formulas.interpolate(x, self.out, way.mode, way.align_corners, None, way.half_pixel, way.cubic)
-        return y.reshape(self.shape)
+        return way(x, self.out).reshape(self.shape)
 
     def found_by(self, way: Way) -> Floats:
         """The candidate's planes resized in one way."""

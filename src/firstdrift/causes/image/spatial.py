@@ -20,7 +20,7 @@ from ..hypotheses import Finding, Hypothesis
 from ..layout.flattening import flattened
 from ..precision.operands import Coarsening, coarsenings
 from ..variants import Screen, Variant, findings, forward, parameter, reproduces, slight
-from . import resized_tables
+from . import borders, resized_tables
 from .points import Points, gathered, points_of
 from .pooling import pool, resized
 
@@ -246,4 +246,6 @@ def _with(label: str, sentence: str, **changes: Any) -> Variant[Convolution]:
     return Variant(label, sentence, methodcaller("changed", **changes))
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (convolution, pool, resized, *resized_tables.HYPOTHESES, flattened)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    convolution, pool, resized, *resized_tables.HYPOTHESES, *borders.HYPOTHESES, flattened,
+)  # fmt: skip

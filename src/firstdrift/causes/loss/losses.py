@@ -11,6 +11,7 @@ from ...traces import Array
 from ..agreement import Floats, agree, distance, factor, floats, limit, rounded, snapped, telling
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
+from . import means_of_means
 from .loss_formulas import CROSS_ENTROPY, Formula, Scores
 from .loss_readings import Batch, Reading, inferred_numbers, inferred_target, readings, variants
 from .scores import gradients_of, whole
@@ -49,8 +50,9 @@ class _Loss:
         if self.ours is None or self.theirs is None or agree(self.evidence, self.ours, self.theirs):
             return False
         allowed = max(limit(self.evidence), CLOSE * distance(self.ours, self.theirs))
-        unit = factor(self.reading.gradient(self.batch), self.ours)  # gradients may be recorded as those of a sum
-        return distance(unit * reading.gradient(batch), self.theirs) > allowed
+        # Gradients may be recorded as those of a sum; then the reference's alone may have been brought to the other's.
+        unit, made = factor(self.reading.gradient(self.batch), self.ours), reading.gradient(batch)
+        return min(distance(made, self.theirs), distance(unit * made, self.theirs)) > allowed
 
 
 def loss_scaled(evidence: Evidence) -> Iterator[Finding]:
@@ -282,4 +284,4 @@ def _divisors(shape: tuple[int, ...]) -> dict[float, str]:
     return menu
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (loss_scaled, loss_changed)
+HYPOTHESES: tuple[Hypothesis, ...] = (loss_scaled, loss_changed, *means_of_means.HYPOTHESES)

@@ -39,7 +39,8 @@ class Form:
     """A norm: statistics over `axes` (negative), within groups of axis `split` where `groups` is more than one.
 
     `interleaved` groups take every n-th element. `centred` and `deviation` say whether the mean is taken from the
-    numerator and within the variance; `running` takes the running statistics instead.
+    numerator and within the variance; `running` takes the running statistics instead. Of a `length`, squares are
+    summed and not averaged.
     """
 
     axes: tuple[int, ...] = (-1,)
@@ -49,6 +50,7 @@ class Form:
     centred: bool = True
     deviation: bool = True
     running: bool = False
+    length: bool = False
     gain: str = "w"
     bias: bool = True
     eps: float = 0.0
@@ -78,7 +80,7 @@ class Form:
         values, axes = self._split(x)
         shifted = values - values.mean(axes, keepdims=True) if self.centred or self.deviation else values
         spread = shifted if self.deviation else values
-        count = np.prod([values.shape[axis] for axis in axes])
+        count = 1 if self.length else np.prod([values.shape[axis] for axis in axes])
         variance = (spread**2).sum(axes, keepdims=True) / max(count - self.ddof, 1)
         return shifted if self.centred else values, variance
 

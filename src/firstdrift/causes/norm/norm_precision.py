@@ -30,7 +30,7 @@ SUMS = ("", "result", "running")  # not rounded, rounded in the end, or after ev
 @dataclass(frozen=True, slots=True)
 class Stages:
     """What a norm rounds to `dtype`: its input, what is centred, the squares, their sum, the variance, and what is
-    normalised, before its gain."""
+    normalised, before its gain. One that is `throughout` in it rounds the mean and the root, too: "sqrt" or "rsqrt"."""
 
     dtype: str
     input: bool = False
@@ -39,8 +39,11 @@ class Stages:
     sum: str = ""
     variance: bool = False
     normalised: bool = False
+    throughout: str = ""
 
     def __str__(self) -> str:
+        if self.throughout:
+            return "all steps"
         names = {"input": "the input", "centred": "the centred values", "squares": "the squares"}
         said = [text for name, text in names.items() if getattr(self, name)]
         if self.sum:
@@ -51,7 +54,8 @@ class Stages:
     @property
     def count(self) -> int:
         """How many roundings there are: fewer are likelier."""
-        return sum((self.input, self.centred, self.squares, bool(self.sum), self.variance, self.normalised))
+        one_by_one = (self.input, self.centred, self.squares, bool(self.sum), self.variance, self.normalised)
+        return 1 if self.throughout else sum(one_by_one)
 
     def rounded(self, values: Floats, really: bool | str = True) -> Floats:
         """Values after one stage."""
@@ -80,7 +84,7 @@ def rounds_inside(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _plural(stages: Stages) -> bool:
-    return stages.centred or stages.squares or stages.normalised
+    return stages.centred or stages.squares or stages.normalised or bool(stages.throughout)
 
 
 def _slight(evidence: Evidence) -> bool:
@@ -144,13 +148,17 @@ def _all_stages() -> list[Stages]:
         for one in product(flags, flags, flags, SUMS, flags, flags)
         if any(one)
     ]  # fmt: skip
+    ways += [
+        Stages(dtype, True, True, squares, "", True, True, root)
+        for dtype, squares, root in product(DTYPES, flags, ("rsqrt", "sqrt"))
+    ]
     return sorted(ways, key=lambda one: one.count)
 
 
 def _norm(form: Form, case: Case, stages: Stages) -> Floats:
     """A norm with some of its steps rounded."""
     x = stages.rounded(case.candidate_x, stages.input)
-    mean = x.mean(form.axes, keepdims=True)
+    mean = stages.rounded(x.mean(form.axes, keepdims=True), stages.throughout)
     centred = stages.rounded(x - mean if form.centred else x, stages.centred)
     spread = centred if form.deviation == form.centred else x - mean if form.deviation else x
     squares = stages.rounded(spread**2, stages.squares)
@@ -158,11 +166,21 @@ def _norm(form: Form, case: Case, stages: Stages) -> Floats:
     total = _running(squares, form.axes, stages) if stages.sum == "running" else squares.sum(form.axes, keepdims=True)
     variance = stages.rounded(stages.rounded(total, stages.sum) / count, stages.variance)
     with np.errstate(all="ignore"):
-        root = np.sqrt(variance) + form.eps if form.outside else np.sqrt(variance + form.eps)
-        y = stages.rounded(centred / root, stages.normalised)
+        y = stages.rounded(_divided(form, centred, variance, stages), stages.normalised)
     gain = form.scale(case)
     y = y if gain is None else y * gain
     return y + case.bias if form.bias and case.bias is not None else y
+
+
+def _divided(form: Form, centred: Floats, variance: Floats, stages: Stages) -> Floats:
+    """What is centred by the root of the variance, or times one over it."""
+    if form.outside:
+        root = stages.rounded(stages.rounded(np.sqrt(variance), stages.throughout) + form.eps, stages.throughout)
+    else:
+        root = np.sqrt(stages.rounded(variance + form.eps, stages.throughout))
+    if stages.throughout == "rsqrt":
+        return centred * stages.rounded(1 / root)
+    return centred / stages.rounded(root, stages.throughout)
 
 
 def _running(squares: Floats, axes: tuple[int, ...], stages: Stages) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from ..evidence import Evidence
 from ..variants import parameter, telling
-from .norm_forms import Case, Form
+from .norm_forms import Case, Form, recognised
 
 Floats = NDArray[np.float64]
 
 PART = 2**17  # elements to try variants on
 LARGE = 2**20  # elements above which few variants are tried
+FEW_ROWS = 32  # rows on which groups are tried
+ROUGHLY = 1e-2  # how well a norm within groups must fit these
+SMALLEST = 4  # elements in a group
 WEIGHTS, BIASES = ("weight", "gamma", "scale", "g"), ("bias", "beta", "b")
 
 
@@ -26,25 +29,34 @@ class Reading:
     whole: Case
     part: Case
     forms: tuple[Form, ...]
-    along: str  # rows, channels or samples
+    along: str  # rows, heads, channels or samples
 
 
 def readings(evidence: Evidence) -> Iterator[Reading]:
     """All readings, the likeliest first."""
     shape = evidence.expected.shape
     weight, bias = parameter(evidence, *WEIGHTS), parameter(evidence, *BIASES)
+    weight = _only(evidence) if weight is None and bias is None else weight
     mean, variance = parameter(evidence, "running_mean"), parameter(evidence, "running_var")
     for x, candidate_x in _inputs(evidence):
         case = Case(
             *(np.asarray(one, np.float64).reshape(shape) for one in (x, candidate_x, evidence.expected, evidence.found))
         )
         if mean is None and shape and (count := _trailing(shape, weight)):
-            yield _by_row(case, count, weight, bias)
+            yield _by_row(case, count, weight, bias, evidence.noise)
+        if mean is None:
+            yield from _by_head(case, weight, bias)
         vectors = (weight, bias, mean, variance)
         if len(shape) > 1 and all(one is None or one.size == shape[1] for one in vectors):
             met = [None if one is None else one.reshape(1, -1, *[1] * (len(shape) - 2)) for one in vectors]
             case = replace(case, weight=met[0], bias=met[1], mean=met[2], variance=met[3])
             yield from _by_channel(case, evidence)
+
+
+def _only(evidence: Evidence) -> Floats | None:
+    """The one parameter of a module, whatever its name."""
+    known = [one for one in evidence.parameters.values() if one.dtype.kind == "f" and one.size > 1]
+    return np.asarray(known[0], np.float64) if len(known) == 1 else None
 
 
 def _inputs(evidence: Evidence) -> list[tuple[Floats, Floats]]:
@@ -70,7 +82,7 @@ def _trailing(shape: tuple[int, ...], weight: Floats | None) -> int:
     return sizes.index(weight.size) + 1 if weight.size in sizes else 0
 
 
-def _by_row(case: Case, count: int, weight: Floats | None, bias: Floats | None) -> Reading:
+def _by_row(case: Case, count: int, weight: Floats | None, bias: Floats | None, noise: float) -> Reading:
     tail = case.x.shape[case.x.ndim - count :]
     case = replace(case, weight=_tiled(weight, tail), bias=_tiled(bias, tail))
     heads = tail[-1] // weight.size if weight is not None and count == 1 else 1
@@ -84,7 +96,45 @@ def _by_row(case: Case, count: int, weight: Floats | None, bias: Floats | None) 
                 forms.append(replace(form, axes=(-1,)))
             if heads > 1:  # or a weight for one head, and one norm for all
                 forms.append(form)
+    if weight is None:
+        forms.append(Form(axes, centred=False, deviation=False, length=True))
+    if count == heads == 1:
+        forms += _grouped(case, forms, noise)
     return Reading(case, _some_rows(case, tail), tuple(forms), "rows")
+
+
+def _grouped(case: Case, forms: Iterable[Form], noise: float) -> list[Form]:
+    """The same norms within groups of the last axis, such as heads: those that a few rows do not refute."""
+    size = case.x.shape[-1]
+    counts = [one for one in range(2, size // SMALLEST + 1) if size % one == 0]
+    few = _cut(case, lambda one: one.reshape(-1, size)[:FEW_ROWS])
+    every = [replace(form, groups=one) for form in forms for one in counts]
+    return [one for one in every if recognised(few, [one], (), noise, ROUGHLY, True) is not None]
+
+
+def _by_head(case: Case, weight: Floats | None, bias: Floats | None) -> Iterator[Reading]:
+    """Heads and their channels on two axes, perhaps with another axis between them: a norm of each head or of all."""
+    shape, ndim = case.x.shape, case.x.ndim
+    axes = range(1, ndim - 1) if weight is None else range(ndim - 2)  # a weight of adjacent axes is one of rows
+    for axis in (one for one in axes if shape[one] > 1):
+        met = [_spread(one, shape, axis) for one in (weight, bias)]
+        if weight is not None and met[0] is None:
+            continue
+        one, both = replace(case, weight=met[0], bias=met[1]), (axis - ndim, -1)
+        forms = []
+        for over in ((-1,), both) if weight is not None else (both,):
+            for gain in ("w", "1+w") if weight is not None else ("w",):
+                rms = Form(over, centred=False, deviation=False, gain=gain)
+                forms += [rms, replace(rms, centred=True, deviation=True)]
+            forms += [replace(rms, length=True)] if weight is None else []
+        yield Reading(one, across(one, both), tuple(forms), "heads")
+
+
+def _spread(vector: Floats | None, shape: tuple[int, ...], axis: int) -> Floats | None:
+    """A number for each channel of each head, as it meets a tensor with heads on an axis and channels on the last."""
+    if vector is None or vector.size != shape[axis] * shape[-1]:
+        return None
+    return vector.reshape(shape[axis], *[1] * (len(shape) - axis - 2), shape[-1])
 
 
 def _by_channel(case: Case, evidence: Evidence) -> Iterator[Reading]:

@@ -42,7 +42,7 @@ def _explained(evidence: Evidence, reading: Reading, form: Form) -> Iterator[Fin
     if reading.along != "channels":
         variants += _groups(form, reading.part)
     yield from findings(evidence, screen, variants)
-    if reading.along == "rows":  # other axes reach across rows
+    if reading.along in ("rows", "heads"):  # other axes reach across rows
         for axes, variant in _axes(form, reading.whole):
             if np.prod([reading.whole.x.shape[axis] for axis in axes]) <= LARGE:
                 part = across(reading.whole, axes)
@@ -143,7 +143,7 @@ def _axes(form: Form, whole: Case) -> Iterator[tuple[tuple[int, ...], Variant[Ca
     """The same norm over other axes."""
     ndim = whole.x.ndim
     wide = [axis for axis in range(-ndim, 0) if whole.x.shape[axis] > 1]
-    own = {axis for axis in form.axes if axis in wide} if form.groups == 1 else set()
+    own = {axis for axis in form.axes if axis in wide}
     for count in range(1, min(len(wide), 3) + 1):
         for axes in combinations(wide, count):
             if set(axes) != own:

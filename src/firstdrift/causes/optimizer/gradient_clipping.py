@@ -79,14 +79,27 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
 
 def _other_norm(evidence: Evidence, ours: _Side, theirs: _Side, reference: str) -> Iterator[Finding]:
     """One factor for all: clipping, where the norm that it leaves is a number somebody would write."""
-    norm = theirs.norm
-    if theirs.factors[0] >= 1 or not _written(evidence, norm):
+    norm, times = theirs.norm, theirs.factors[0] / ours.factors[0]
+    if theirs.factors[0] >= 1:
+        return
+    if not _written(evidence, norm):
+        scale = power_of_two(1 / times, max(limit(evidence), CLIPPED_BY))
+        if scale is not None and ours.factors[0] < 1 and _written(evidence, ours.norm):
+            sentence = f"the reference {reference}, the candidate's norm is {times:.6g} times that: as when gradients"
+            sentence += f" are clipped while they still are multiplied by {scale:g}"
+            said = {"loss_scale": scale, "reference_max_norm": ours.norm}
+            yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, said)
         return
     written, two_digits = rounded(norm, max(limit(evidence), CLIPPED_BY)), float(f"{norm:.2g}")
     sentence = f"the norm of all gradients is clipped to {written:.6g}; the reference {reference}"
     parameters = {"max_norm": two_digits, "reference_max_norm": None if ours.untouched else ours.norm}
-    times = theirs.factors[0] / ours.factors[0]
     yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, parameters)
+
+
+def power_of_two(value: float, tolerance: float) -> float | None:
+    """The power of two above one that a number is, as the scales of losses are."""
+    power = round(float(np.log2(value))) if value > 0 else 0
+    return 2.0**power if power > 0 and abs(value / 2.0**power - 1) <= tolerance else None
 
 
 def _written(evidence: Evidence, norm: float) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from ...strict_json import Json
 from ..agreement import Floats
 
+BETAS = (("beta1", "beta2"), ("b1", "b2"), ("beta_1", "beta_2"))  # as others than torch call them
 AFTER_ROOT, IN_ROOT, BEFORE_CORRECTION = "after the root", "inside the root", "before the bias correction"
 
 
@@ -138,9 +139,9 @@ KINDS: dict[str, Callable[[Rule, Given, Floats], dict[str, Floats]]] = {
 def rule_of(attrs: Mapping[str, Json], optimizer: str = "") -> Rule | None:
     """The rule that a group's settings describe, by the optimizer's class or by which settings there are."""
     name = optimizer.lower()
-    if "betas" in attrs or "adam" in name:
+    if tells_betas(attrs) or "adam" in name:
         decoupled = bool(attrs.get("decoupled_weight_decay", "adamw" in name))
-        beta1, beta2 = _pair(attrs.get("betas"), (0.9, 0.999))
+        beta1, beta2 = _betas(attrs)
         return _with(Rule("adam", beta1=beta1, beta2=beta2, decoupled=decoupled), attrs)
     if "alpha" in attrs or "rmsprop" in name:
         return _with(Rule("rmsprop", beta2=_number(attrs.get("alpha"), 0.99)), attrs)
@@ -149,6 +150,18 @@ def rule_of(attrs: Mapping[str, Json], optimizer: str = "") -> Rule | None:
     if "momentum" in attrs or "sgd" in name:
         return _with(Rule("sgd"), attrs)
     return None
+
+
+def tells_betas(attrs: Mapping[str, Json]) -> bool:
+    """Whether a group's settings hold Adam's two rates, by any of their names."""
+    return "betas" in attrs or any(pair[0] in attrs and pair[1] in attrs for pair in BETAS)
+
+
+def _betas(attrs: Mapping[str, Json]) -> tuple[float, float]:
+    for first, second in BETAS:
+        if first in attrs and second in attrs:
+            return _number(attrs[first], 0.9), _number(attrs[second], 0.999)
+    return _pair(attrs.get("betas"), (0.9, 0.999))
 
 
 def _with(rule: Rule, attrs: Mapping[str, Json]) -> Rule:

@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...sites import Site
-from ...traces import Array
-from ..agreement import Floats, agree, distance, factor, floats, limit, rounded, solve
+from ..agreement import distance, factor, floats, limit, rounded
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
-from . import optimizer_states
-from .optimizer_choices import CHOICES, DEFAULTS, LABEL_OF, NUMBERS, WORDS, choice_sentence
-from .optimizer_steps import Given, Rule, rule_of, take
-
-SCREEN = 4096  # elements that fits look at; steps are elementwise, so any part will do
-PROMISING = 0.15  # of the difference: what a change may leave of it on those elements to be tried on all
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The reference's step, reproduced: its rule, what the candidate's step started from, and which part is judged.
-
-    `some` and `wanted` are a few elements of the start and of what the candidate found, to fit and screen on.
-    """
-
-    rule: Rule
-    given: Given
-    key: str  # `update`, or a name of the state
-    some: Given
-    wanted: Floats
-
-    def predict(self, **changes: Any) -> Floats:
-        """What a changed rule would have made."""
-        return take(self.rule.but(**changes), self.given)[self.key]
-
-    def fit(self, name: str, starts: Sequence[float], **changes: Any) -> float:
-        """The value of a setting that comes closest to what was found."""
-        rule = self.rule.but(**changes)
-        return solve(lambda x: take(rule.but(**{name: x}), self.some)[self.key], self.wanted, starts)
-
-    def promises(self, **changes: Any) -> bool:
-        """Whether a changed rule explains enough of the few elements to be tried on all of them."""
-        made = take(self.rule.but(**changes), self.some)
-        if self.key not in made:
-            return False
-        unchanged = take(self.rule, self.some)[self.key]
-        left, whole = (float(np.linalg.norm(one - self.wanted)) for one in (made[self.key], unchanged))
-        return left <= PROMISING * whole or whole == 0
+from . import optimizer_states, step_gradients
+from .optimizer_choices import CHOICES, LABEL_OF, NUMBERS, WORDS, choice_sentence
+from .optimizer_steps import Rule, rule_of, take
+from .reproduced_steps import Step, changes_something, class_of, reproduced
+from .update_factors import other_rate
+from .witnesses import contradicted, ends
 
 
 def optimizer_variant(evidence: Evidence) -> Iterator[Finding]:
     """Other forms of the same optimizer: eps elsewhere, no bias correction, nesterov, L2 or decoupled decay."""
-    step = _reproduced(evidence)
+    step = reproduced(evidence)
     if step is None:
         return
     for label, choices in CHOICES[step.rule.kind].values():
         for changes in choices:
-            if _changes(step.rule, changes) and step.promises(**changes):
-                yield Finding(
-                    label,
-                    choice_sentence(step.rule, changes, step.given.step),
-                    step.predict(**changes),
-                    0,
-                    dict(changes),
-                )
+            if (
+                changes_something(step.rule, changes)
+                and step.promises(**changes)
+                and not _contradicted(evidence, step, changes)
+            ):
+                sentence = choice_sentence(step.rule, changes, step.given.step)
+                free = int(_ends(evidence, step, changes))
+                yield Finding(label, sentence, step.predict(**changes), free, dict(changes))
     if step.rule.kind == "sgd" and step.rule.momentum:
         damped = {"first_dampened": True, "dampening": step.rule.momentum}
         sentence = (
@@ -78,29 +44,40 @@ def optimizer_variant(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_setting(evidence: Evidence) -> Iterator[Finding]:
-    """Other values of one setting: as the candidate declares it, or fitted."""
-    step = _reproduced(evidence)
+    """Other values of one setting: as the candidate declares it, or fitted. A rate tells even where no rule does."""
+    step = reproduced(evidence)
     if step is None:
+        yield from other_rate(evidence)
         return
-    declared = rule_of(evidence.candidate_attrs, _class(evidence, "candidate_optimizer"))
+    declared = rule_of(evidence.candidate_attrs, class_of(evidence, "candidate_optimizer"))
     for name, label in LABEL_OF.items():
         if declared is not None and getattr(declared, name) != getattr(step.rule, name):
             value = getattr(declared, name)
             if declared.kind == step.rule.kind and step.promises(**{name: value}):
                 yield _setting(step, name, label, value, 0)
     if step.key == "update":
-        yield from _rate(evidence, step)
+        told = evidence.attrs.get("lr", step.rule.lr)  # a rate that is not that of the step has other causes too
+        yield from _rate(evidence, step) if told == step.rule.lr else other_rate(evidence)
+    yield from _fitted(evidence, step)
+
+
+def _fitted(evidence: Evidence, step: Step) -> Iterator[Finding]:
+    """Settings that are numbers, each fitted by itself."""
     for name, (label, starts) in NUMBERS[step.rule.kind].items():
-        if step.key in take(step.rule.but(**{name: starts[-1]}), step.some):
-            fitted = step.fit(name, starts)
-            for value in dict.fromkeys((rounded(fitted, 1e-3), fitted)):
-                if value != getattr(step.rule, name) and 0 <= value < 1 and step.promises(**{name: value}):
-                    yield _setting(step, name, label, value, 1)
+        if step.key not in take(step.rule.but(**{name: starts[-1]}), step.some):
+            continue
+        fitted = step.fit(name, starts)
+        for value in dict.fromkeys((rounded(fitted, 1e-3), fitted)):
+            changes = {name: value}
+            if value == getattr(step.rule, name) or not 0 <= value < 1 or not step.promises(**changes):
+                continue
+            if not _contradicted(evidence, step, changes):
+                yield _setting(step, name, label, value, 1 + _ends(evidence, step, changes))
 
 
 def weight_decay(evidence: Evidence) -> Iterator[Finding]:
     """Decay of one side only, or of another strength; on 1-D parameters alone it is a matter of groups."""
-    step = _reproduced(evidence)
+    step = reproduced(evidence)
     if step is None:
         return
     for decoupled in {step.rule.decoupled, True} if not step.rule.weight_decay else {step.rule.decoupled}:
@@ -136,91 +113,17 @@ def step_count(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("optimizer-bias-correction", sentence, evidence.found, 0, parameters)
 
 
-def _reproduced(evidence: Evidence) -> _Step | None:
-    """The rule that makes the reference's numbers, or None where none does: then nothing can be said."""
-    if evidence.site.phase not in ("weight_after", "optim") or not {"weight", "grad"} <= evidence.inputs.keys():
-        return None
-    key = "update" if evidence.site.phase == "weight_after" else evidence.site.port.rsplit(".", 1)[-1]
-    reference, candidate = _given(evidence.inputs), _given(evidence.candidate_inputs)
-    if reference is None or candidate is None or candidate.grad.shape != evidence.found.shape:
-        return None
-    stride = -(-evidence.found.size // SCREEN) or 1
-    expected = floats(evidence.expected).ravel()[::stride]
-    declared = rule_of(evidence.attrs, _class(evidence, "optimizer"))
-    if declared is not None and (unrecorded := _unrecorded(evidence, declared)) is not None:
-        reference = candidate = unrecorded
-    some = reference.every(stride)
-    if declared is not None:
-        rules = [declared, *_one_away(declared)]
-    else:
-        rules = [_with_rate(rule, some, expected) for rule in DEFAULTS] if key == "update" else []
-    for rule in rules:
-        made = take(rule, some)
-        if key in made and agree(evidence, made[key], expected):
-            return _Step(rule, candidate, key, candidate.every(stride), floats(evidence.found).ravel()[::stride])
-    return None
+def _contradicted(evidence: Evidence, step: Step, changes: Mapping[str, Any]) -> bool:
+    """Whether the other states of the step refute a change of its rule."""
+    return contradicted(evidence, step.rule, step.rule.but(**changes), step.given)
 
 
-def _unrecorded(evidence: Evidence, rule: Rule) -> Given | None:
-    """What a later step starts from where no state was recorded: made once more from the gradients before it.
-
-    The steps before were clean, or this would not be the first drift, so that both sides' state is the same.
-    """
-    site = evidence.site
-    now = _given(evidence.candidate_inputs)
-    if site.step == 0 or now is None or now.state:
-        return None
-    state: dict[str, Floats] = {}
-    for step in range(site.step):
-        weight, grad = (_at(evidence, step, phases) for phases in (("weight",), ("grad_scaled", "grad")))
-        if weight is None or grad is None or not weight.shape == grad.shape == now.grad.shape:
-            return None
-        made = take(rule, Given(weight, grad, state, step + 1))
-        state = {key: item for key, item in made.items() if key != "update"}
-    return replace(now, state=state, step=site.step + 1) if state else None
+def _ends(evidence: Evidence, step: Step, changes: Mapping[str, Any]) -> bool:
+    """Whether a change of the rule does not hold at the next steps: then it takes one number more, when it ends."""
+    return ends(evidence, step.rule, step.rule.but(**changes))
 
 
-def _at(evidence: Evidence, step: int, phases: Sequence[str]) -> Floats | None:
-    """A parameter, or its gradient, at an earlier step of the candidate."""
-    port = evidence.site.port.split(".")[0] if evidence.site.phase == "optim" else evidence.site.port
-    for phase in phases:
-        found = evidence.around.candidate(evidence.site._replace(step=step, phase=phase, port=port))
-        if found is not None:
-            return floats(found)
-    return None
-
-
-def _one_away(rule: Rule) -> Iterator[Rule]:
-    """The forms that the reference may itself have."""
-    for _, choices in CHOICES[rule.kind].values():
-        for changes in choices:
-            if _changes(rule, changes) and "forgetful" not in changes:
-                yield rule.but(**changes)
-
-
-def _with_rate(rule: Rule, given: Given, expected: Floats) -> Rule:
-    rate = factor(take(rule, given)["update"], expected)
-    return rule.but(lr=rate) if np.isfinite(rate) else rule
-
-
-def _given(inputs: Mapping[str, Array]) -> Given | None:
-    if not {"weight", "grad"} <= inputs.keys() or inputs["weight"].shape != inputs["grad"].shape:
-        return None
-    state = {key: floats(item) for key, item in inputs.items() if key not in ("weight", "grad", "step")}
-    before = floats(inputs["step"]).item() if "step" in inputs and np.size(inputs["step"]) == 1 else 0
-    return Given(floats(inputs["weight"]), floats(inputs["grad"]), state, int(before) + 1)
-
-
-def _class(evidence: Evidence, fact: str) -> str:
-    said = evidence.around.facts.get(fact) or evidence.around.facts.get("optimizer") or {}
-    return str(said.get("class", "")) if isinstance(said, dict) else ""
-
-
-def _changes(rule: Rule, changes: dict[str, Any]) -> bool:
-    return any(getattr(rule, name) != value for name, value in changes.items())
-
-
-def _setting(step: _Step, name: str, label: str, value: Any, free: int) -> Finding:
+def _setting(step: Step, name: str, label: str, value: Any, free: int) -> Finding:
     reference = getattr(step.rule, name)
     shown = [f"{one:.6g}" if isinstance(one, float) else str(one).lower() for one in (value, reference)]
     sentence = f"{WORDS.get(name, name)} is {shown[0]} instead of {shown[1]}"
@@ -228,7 +131,7 @@ def _setting(step: _Step, name: str, label: str, value: Any, free: int) -> Findi
     return Finding(label, sentence, step.predict(**{name: value}), free, parameters)
 
 
-def _rate(evidence: Evidence, step: _Step) -> Iterator[Finding]:
+def _rate(evidence: Evidence, step: Step) -> Iterator[Finding]:
     """The learning rate scales the whole step, decay included."""
     times = factor(take(step.rule, step.some)[step.key], step.wanted)
     if np.isfinite(times) and times > 0:
@@ -237,7 +140,7 @@ def _rate(evidence: Evidence, step: _Step) -> Iterator[Finding]:
         yield Finding("optimizer-lr", sentence, step.predict(lr=rate), 1, {"lr": rate, "reference_lr": step.rule.lr})
 
 
-def _other_direction(step: _Step) -> Finding:
+def _other_direction(step: Step) -> Finding:
     predicted = step.predict(ascending=not step.rule.ascending)
     if step.rule.momentum:
         return Finding("optimizer-momentum", "the velocity has the opposite sign of the gradient", predicted)
@@ -261,4 +164,5 @@ def _moved(evidence: Evidence, site: Site, change: float) -> bool:
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     optimizer_variant, optimizer_setting, weight_decay, not_updated, step_count, *optimizer_states.HYPOTHESES,
+    *step_gradients.HYPOTHESES,
 )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from ..agreement import Floats, floats, rounded
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
-from . import dequantised
+from . import dequantised, zero_points
 
 FEWEST = 32  # integers before a rule can be read off them
 STEPS_OF_SUMS = 0.05  # of a step: how far sums of rounded products may lie beside whole steps
@@ -183,4 +183,4 @@ def _affine(sums: Floats, made: Floats) -> tuple[Floats, Floats] | None:
     return (factors, made.mean(0) - factors * sums.mean(0)) if missed <= 1e-4 * np.linalg.norm(other) else None
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (quantiser, product_zero_point, *dequantised.HYPOTHESES)
+HYPOTHESES: tuple[Hypothesis, ...] = (quantiser, product_zero_point, *dequantised.HYPOTHESES, *zero_points.HYPOTHESES)

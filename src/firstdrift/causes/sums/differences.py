@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +130,22 @@ def earlier(difference: Difference) -> Iterator[Recorded]:
         made = difference.recorded(_words(site), value, False)
         if made is not None and not difference.like(made.some, difference.found):
             yield made
+
+
+def unchanged(difference: Difference, term: Recorded) -> str | None:
+    """The tensor of the candidate's run, no multiple of a term, that found is: a sum to which nothing was added."""
+    evidence = difference.evidence
+    sites = list(evidence.around.sites("fwd"))
+    place = sites.index(evidence.site) if evidence.site in sites else 0
+    before = [one for one in sites[:place] if _is_other(one, evidence.site)][::-1][:MOST_EARLIER]
+    run = ((_words(one), evidence.around.candidate(one)) for one in (*before, *evidence.around.sites("input")))
+    for name, value in chain(evidence.candidate_inputs.items(), run):
+        if value is None or value.dtype.kind != "f" or value.shape != evidence.expected.shape:
+            continue
+        some = sampled(value, difference.at)
+        if float(np.linalg.norm(some - difference.found)) <= difference.enough and not difference.like(term.some, some):
+            return name
+    return None
 
 
 def _is_other(site: Site, own: Site) -> bool:

@@ -10,7 +10,7 @@ from ..agreement import Floats, floats, rounded
 from ..evidence import Evidence
 from ..hypotheses import DOMINANT, MARGIN, Finding, Hypothesis
 from .branches import goes_around
-from .differences import Difference, Recorded, difference_of, earlier, inputs, parameters
+from .differences import Difference, Recorded, difference_of, earlier, inputs, parameters, unchanged
 from .mixtures import COMMON_GATES, GATES
 
 FEW = 16  # channels, and places along every other axis, on which factors are tried
@@ -34,6 +34,9 @@ def lone_term(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(label, said, predicted, 0 if term.is_input else 1, told)
     elif weight == 1:
         yield Finding("missing-term", f"{term.name} is added once more than in the reference", predicted, 1, told)
+    elif (base := unchanged(difference, term)) is not None:
+        said = f"{term.name}, which counts {-weight:.6g} in the reference, is not added: found is {base} unchanged"
+        yield Finding("missing-term", said, predicted, 1, {**told, "base": base})
     else:
         said = f"{term.name} counts {abs(weight):.6g} {'more' if weight > 0 else 'less'} than in the reference"
         yield Finding("scale", said, predicted, 1, told)
