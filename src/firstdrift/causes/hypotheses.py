@@ -161,6 +161,7 @@ def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
         return trial
     start = thread_time()
     screened = _screened(evidence, table)
+    unknown = math.inf if screened.costs else 0.0  # of what there was no time to try on a part
     for hypothesis in screened.exact:
         trial.run(hypothesis)
     rest = [one for one in table if one not in screened.exact]
@@ -168,7 +169,8 @@ def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
         if trial.settled:
             break
         hopeful = hypothesis in screened.hopeful
-        if hopeful or thread_time() - start + screened.costs.get(hypothesis, 0.0) <= PATIENCE:
+        cost = screened.costs.get(hypothesis, unknown)
+        if hopeful or thread_time() - start + cost <= PATIENCE:
             trial.run(hypothesis)
     return trial
 
