@@ -28,9 +28,9 @@ def test_it_is_told_whether_other_weights_differ_too():
     other = Site(0, "weight", "layers.2.part", "weight")
     found = MATRIX + 0.01 * numbers(40, 48, seed=7)
     said = cause(MATRIX, found, NOISE, SITE, around=Run({SITE: MATRIX, other: GAIN}))
-    assert said.sentence.count("other weights agree")
+    assert "other weights agree" in said.sentence
     said = cause(MATRIX, found, NOISE, SITE, around=Run({SITE: MATRIX, other: GAIN}, {other: GAIN[::-1]}))
-    assert said.sentence.endswith("1 of 1 others differ too")
+    assert "1 of 1 others differ too" in said.sentence
 
 
 def int4(x, group=16):
