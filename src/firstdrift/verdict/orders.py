@@ -77,7 +77,7 @@ def _arriving(region: _Region, results: Results, limits: Limits) -> Iterator[Sit
     """The gradients of what enters a region, which another module sends back on either side, where they agree."""
     for site, result in results.items():
         entered = site._replace(phase="fwd", sample=None) in region.entered[0]
-        if site.phase == "agrad" and entered and _agrees(result, limits):
+        if site.phase == "agrad" and entered and agrees(result, limits):
             yield site
 
 
@@ -129,7 +129,7 @@ def _is_order(region: _Region, results: Results, edges: tuple[Edges, Edges], lim
         return False
     if all(ours[site] == theirs[site] for site in (*region.sites, *region.left)):
         return False
-    if not all(site in results and _agrees(results[site], limits) for site in (*region.entered[0], *region.left)):
+    if not all(site in results and agrees(results[site], limits) for site in (*region.entered[0], *region.left)):
         return False
     names = {name for _, name, _ in region.calls}
     weights = (r for site, r in results.items() if site.phase == "weight" and site.name in names)
@@ -144,7 +144,7 @@ def _is_order(region: _Region, results: Results, edges: tuple[Edges, Edges], lim
     )
 
 
-def _agrees(result: PairResult, limits: Limits) -> bool:
+def agrees(result: PairResult, limits: Limits) -> bool:
     """Whether a tensor differs by no more than one operation's noise, whatever went before it."""
     measurement = result.measurement
     if measurement is None or not measurement.nonfinite_agree or result.error is None or not measurement.compared:

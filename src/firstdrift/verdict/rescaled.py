@@ -18,7 +18,7 @@ from ..traces import Array
 from .graph import Graph
 from .limits import Limits
 from .made_up import outweighs
-from .orders import all_change
+from .orders import agrees, all_change
 from .parts import LARGEST
 
 FEWEST = 4  # rows, and numbers in each
@@ -65,7 +65,7 @@ def _region(
     region, waiting = {site}, [site]
     while waiting:
         for other in readers.get(waiting.pop(), ()):
-            if other not in region and not _agrees(results[other], limits):
+            if other not in region and not agrees(results[other], limits):
                 region.add(other)
                 waiting.append(other)
     return frozenset(region)
@@ -76,13 +76,6 @@ def _inside(region: frozenset[Site], results: Results) -> Iterator[Site]:
     for site in results:
         if site.phase in ("fwd", "agrad") and site._replace(phase="fwd", sample=None) in region:
             yield site
-
-
-def _agrees(result: PairResult, limits: Limits) -> bool:
-    measurement = result.measurement
-    if measurement is None or not measurement.nonfinite_agree or result.error is None:
-        return False
-    return result.error <= limits.local(limits.items[result.site], [])
 
 
 def _is_rescaled(both: tuple[Array, Array], limits: Limits, result: PairResult) -> bool:
