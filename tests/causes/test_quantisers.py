@@ -28,9 +28,11 @@ def said(found, x=X, **settings):
         ("twice, first to 1/2", lambda y: np.round(np.round(y * 2) / 2)),
     ],
 )
-def test_another_rule_of_rounding_is_named(rule, rounding):
+@pytest.mark.parametrize("dtype", [np.int8, np.float64])  # floats that hold integers are no less
+def test_another_rule_of_rounding_is_named(rule, rounding, dtype):
     x = numbers(16, 40, seed=3) if rule in ("towards zero", "downwards") else np.round(numbers(16, 40) * 128) / 128
-    found = said(integers(x, rounding=rounding), x)
+    both = (integers(x).astype(dtype), integers(x, rounding=rounding).astype(dtype))
+    found = cause(*both, 0.0, inputs={"in.0": x})
     assert found.label == "rounding-mode", found
     assert found.parameters["rounding"] == rule or rule.startswith("ties")
 

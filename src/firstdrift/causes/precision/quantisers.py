@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...traces import Array
 from ..agreement import Floats, floats, rounded
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
@@ -57,7 +58,7 @@ def quantiser(evidence: Evidence) -> Iterator[Finding]:
     x, y = evidence.inputs.get("in.0"), evidence.candidate_inputs.get("in.0")
     if (
         x is None or y is None or not x.shape == y.shape == evidence.expected.shape
-        or evidence.expected.dtype.kind not in "iu" or evidence.expected.size < FEWEST
+        or evidence.expected.size < FEWEST or not (_whole(evidence.expected) and _whole(evidence.found))
     ):  # fmt: skip
         return
     ours = read(floats(x), floats(evidence.expected), evidence)
@@ -65,7 +66,7 @@ def quantiser(evidence: Evidence) -> Iterator[Finding]:
         return
     inputs, found = floats(y), floats(evidence.found)
     ours = replace(
-        ours, signed=evidence.expected.dtype.kind == "i",
+        ours, signed=evidence.expected.dtype.kind != "u",
         low=min(ours.low, int(found.min())), high=max(ours.high, int(found.max())),
     )  # fmt: skip
     unexplained = int((ours(inputs) != found).sum())
@@ -75,6 +76,13 @@ def quantiser(evidence: Evidence) -> Iterator[Finding]:
     missed, _, (label, said, other, parameters) = min(tried, key=lambda one: one[:2])
     if missed <= (1 - SHARE) * found.size and missed < unexplained:
         yield Finding(label, said, other(inputs), 0, parameters)
+
+
+def _whole(array: Array) -> bool:
+    """Whether numbers are integers, of whatever dtype."""
+    if array.dtype.kind != "f":
+        return array.dtype.kind in "iu"
+    return bool((array.reshape(-1)[:FEWEST] % 1 == 0).all() and (array % 1 == 0).all())
 
 
 def read(x: Floats, integers: Floats, evidence: Evidence) -> Quantiser | None:
