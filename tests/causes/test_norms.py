@@ -246,3 +246,10 @@ def test_how_running_statistics_were_updated(port: str, found: dict, label: str,
     cause = explain(drift(update(0.1)[port], found[port], inputs, phase="weight_after", port=port), TABLE)
     assert cause.label == label
     assert momentum is None or cause.parameters["momentum"] == pytest.approx(momentum, rel=1e-4)
+
+
+@pytest.mark.parametrize("expected", [0.7312, 0.99, 0.999])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 3)])
+def test_a_few_equal_numbers_are_no_norm(shape: tuple[int, ...], expected: float) -> None:
+    found = torch.full(shape, 0.7488)
+    assert not list(norm(drift(torch.full(shape, expected), found, {"in.0": found})))
