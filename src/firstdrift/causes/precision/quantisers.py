@@ -101,14 +101,20 @@ def read(x: Floats, integers: Floats, evidence: Evidence) -> Quantiser | None:
     return None
 
 
-def _steps(x: Floats, counts: Floats, slope: float, evidence: Evidence) -> Iterator[float]:
-    """Steps per unit that fit, first those that are known or have few digits."""
+def _range(x: Floats, counts: Floats) -> tuple[float, float] | None:
+    """The least and the most steps per unit that round all numbers to these integers; None where none tells."""
     with np.errstate(all="ignore"):
         ends = np.stack(((counts - 0.5) / x, (counts + 0.5) / x))
     usable = np.isfinite(ends).all(0) & (np.abs(counts) > 2)
-    if not usable.any():
+    return (float(ends.min(0)[usable].max()), float(ends.max(0)[usable].min())) if usable.any() else None
+
+
+def _steps(x: Floats, counts: Floats, slope: float, evidence: Evidence) -> Iterator[float]:
+    """Steps per unit that fit, first those that are known or have few digits."""
+    ends = _range(x, counts)
+    if ends is None:
         return
-    lowest, highest = float(ends.min(0)[usable].max()), float(ends.max(0)[usable].min())
+    lowest, highest = ends
     middle = (lowest + highest) / 2 if lowest <= highest else slope
     width = max(abs(highest - lowest) / 2 / abs(middle), 1e-9) if middle else 0.0
     told = [float(one) for one in evidence.attrs.values() if isinstance(one, (int, float)) and one and one is not True]
@@ -140,12 +146,10 @@ def _others(ours: Quantiser, x: Floats, found: Floats) -> Iterator[tuple[str, st
 
 
 def _scales(x: Floats, counts: Floats) -> Iterator[float]:
-    with np.errstate(all="ignore"):
-        ends = np.stack(((counts - 0.5) / x, (counts + 0.5) / x))
-    usable = np.isfinite(ends).all(0) & (np.abs(counts) > 2)
-    if not usable.any():
+    ends = _range(x, counts)
+    if ends is None:
         return
-    lowest, highest = float(ends.min(0)[usable].max()), float(ends.max(0)[usable].min())
+    lowest, highest = ends
     if 0 < lowest <= highest:
         middle, width = (lowest + highest) / 2, (highest - lowest) / 2
         yield 1 / rounded(1 / middle, width / abs(middle))
