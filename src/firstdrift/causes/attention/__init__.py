@@ -10,7 +10,7 @@ from itertools import chain
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
-from . import bias_claims, cached, expansions, heads, masks, positions, scoring
+from . import bias_claims, cached, expansions, heads, masks, page_orders, pages, positions, scoring
 from .claims import Case, Claim, Variant, finding, narrowed
 from .fitting import Over, Reference, fit, patience, search, search_biased
 from .nearby import Nearby, nearby, tables_of
@@ -29,11 +29,11 @@ Stages = tuple[tuple[Variant, ...], ...]
 STAGES: Stages = (
     (*masks.VARIANTS, *heads.VARIANTS, *expansions.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
     (*scoring.FITTED, *positions.FITTED),
-    (*positions.LAST, *bias_claims.VARIANTS),
+    (*positions.LAST, *page_orders.VARIANTS, *bias_claims.VARIANTS),
 )
 CACHED: Stages = ((*STAGES[0], *cached.VARIANTS), *STAGES[1:])
 MASKED: Stages = ((masks.padding,),)  # of an attention that is explained without a mask
-OF_SOME_HEADS: Stages = (
+OF_SOME_HEADS: Stages = (  # or with pages, which are divided into heads as they are
     (*masks.VARIANTS, *scoring.VARIANTS, *positions.VARIANTS),
     (*scoring.FITTED, *positions.FITTED),
 )
@@ -49,11 +49,9 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
     stages = STAGES if case is None else MASKED
     if case is not None and (yield from _told(evidence, case, STAGES)):
         return
-    if case is None and (whole := cached.with_past(evidence)) is not None:
-        case = _case(whole, near, fit, limit, patience())
-        if case is not None:
-            yield from _told(evidence, case, CACHED)
-            return
+    if case is None and (more := _with_more(evidence, near, limit)) is not None:
+        yield from _told(evidence, *more)
+        return
     over = patience()
     for mask in masks_around(evidence):
         masked = _case(evidence, near, fit, limit, over, mask)
@@ -65,6 +63,16 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
         if (case := _case(evidence, near, find, limit, patience())) is not None:
             yield from _told(evidence, case, STAGES)
             return
+
+
+def _with_more(evidence: Evidence, near: Nearby, limit: float) -> tuple[Case, Stages] | None:
+    """The case with keys and values that were no input: those of calls before, or pages that the module keeps."""
+    whole = cached.with_past(evidence)
+    case = None if whole is None else _case(whole, near, fit, limit, patience())
+    if case is not None:
+        return case, CACHED
+    paged = _paged(evidence, near, limit)
+    return None if paged is None else (paged[0], ((paged[1], *OF_SOME_HEADS[0]), *OF_SOME_HEADS[1:]))
 
 
 def _told(evidence: Evidence, case: Case, stages: Stages) -> Generator[Finding, None, bool]:
@@ -157,6 +165,25 @@ def _read(
     return narrowed(
         reference, other, whole, limit, max(evidence.noise, LEAST_NOISE), restored, partial(tables_of, evidence)
     )
+
+
+def _paged(evidence: Evidence, near: Nearby, limit: float) -> tuple[Case, Variant] | None:
+    """The case of an attention that also sees pages that the module keeps, and the variant that it sees others."""
+    mine, other = (sources(evidence, candidate, near=near) for candidate in (False, True))
+    if mine is None or other is None:
+        return None
+    told = pages.prefixed(mine, other, evidence.attrs, evidence.parameters, limit, patience())
+    if told is None:
+        return None
+    reference, pool, counts = told
+    structure, prefix = reference.structure, reference.problem.operands.prefix
+    found = operands(other, structure.shape, structure.heads, structure.kv_heads)
+    if found is None:
+        return None
+    whole = problem(replace(found, prefix=prefix), other.observed, mine.observed, reference.problem.profile)
+    restored = partial(_restored, like=evidence.found, layout=LAYOUTS[0])
+    case = narrowed(reference, other, whole, limit, max(evidence.noise, LEAST_NOISE), restored)
+    return (case, partial(pages.other_pages, pool=pool, counts=counts)) if case.whole > limit else None
 
 
 def _restored(predicted: Floats, like: Array, layout: str) -> Floats:

@@ -48,6 +48,8 @@ def small(given: Problem, settings: Settings) -> Problem | None:
     )
     if given.reads not in ("out", "probabilities") or given.operands.projection is not None or not usual:
         return None
+    if given.operands.prefix is not None:
+        return None
     few = np.arange(min(len(given.operands.q), SAMPLES))
     if max(given.queries, given.keys) <= TOKENS:
         return at_rows(of_samples(given, few), np.arange(given.queries))

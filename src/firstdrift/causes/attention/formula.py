@@ -18,13 +18,23 @@ FILLS = ("zero", "uniform", "open", "nan")  # what a query that may see nothing 
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Prefix:
+    """Keys and values (slots, width) that every query of every sample sees besides those of the tokens, as they are:
+    not rotated here. The queries begin `offset` positions behind where their keys do."""
+
+    k: Floats
+    v: Floats
+    offset: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Operands:
     """What attention is computed from: projections (batch, tokens, width), and what else was at hand.
 
     `mask` is given as it was recorded, broadcastable to (batch, heads, queries, keys); `bias` is added to the scores;
     `projection` is the weight (out, in) and bias of the output projection where the output was read behind it;
     `rotated` is how many channels of a head are rotated, where the structure tells; `sinks` are learned scores of the
-    heads, of a key that has no value.
+    heads, of a key that has no value; `prefix` is what a cache or a prompt puts before the tokens.
     """
 
     q: Floats
@@ -35,6 +45,7 @@ class Operands:
     projection: tuple[Floats, Floats] | None = None
     rotated: int | None = None
     sinks: Floats | None = None
+    prefix: Prefix | None = None
     memory: dict[Hashable, tuple[object, Floats]] = field(default_factory=dict)  # products that are needed again
 
     def samples(self, batch: Indices) -> Operands:
@@ -172,6 +183,18 @@ def products(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     return out
 
 
+def before(operands: Operands, settings: Settings, rows: Indices) -> Floats:
+    """The scores of the keys of a prefix: (batch, heads, rows, slots)."""
+    assert operands.prefix is not None
+    q = divide(operands.q, settings.heads, settings.axes)[:, rows]
+    k = divide(operands.prefix.k[None], settings.kv_heads, "thd")
+    if settings.rotary is not None and "q" in settings.rotary.sides:
+        q = turned(q, settings.rotary, np.asarray(rows + operands.prefix.offset, np.float64))
+    keys = np.broadcast_to(k.transpose(0, 2, 3, 1), (len(q), k.shape[2], k.shape[3], k.shape[1]))
+    out = settings.scale * _shared(q.transpose(0, 2, 1, 3), keys, settings)
+    return out if settings.softcap is None else settings.softcap * np.tanh(out / settings.softcap)
+
+
 def scores(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     """The scores of some queries before masking: (batch, heads, rows, keys)."""
     out = settings.scale * products(operands, settings, rows)
@@ -197,6 +220,8 @@ def masked(operands: Operands, settings: Settings, rows: Indices) -> Floats:
 def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     """The softmax of the scores over the keys that may be seen."""
     values = masked(operands, settings, rows)
+    if operands.prefix is not None:
+        values = np.concatenate([before(operands, settings, rows), values], axis=-1)
     if settings.over == "nothing":
         return np.where(np.isneginf(values), 0.0, values)
     axis = {"keys": 3, "queries": 2, "heads": 1}[settings.over]
@@ -210,6 +235,9 @@ def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floa
         out = out / np.where(empty, 1.0, total)
     if settings.late:
         allowed = seen(settings, operands, rows)
+        if allowed is not None and operands.prefix is not None:
+            always = np.ones((*allowed.shape[:-1], len(operands.prefix.k)), np.bool_)
+            allowed = np.concatenate([always, allowed], axis=-1)
         out = out if allowed is None else np.where(allowed, out, 0.0)
     if empty.any() and settings.over == "keys":
         return _filled(out, lambda: scores(operands, settings, rows), empty, settings.fill)
@@ -219,6 +247,9 @@ def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floa
 def attended(operands: Operands, settings: Settings, rows: Indices) -> Floats:
     """What attention returns for some queries: (batch, rows, heads, channels)."""
     v = divide(operands.v, settings.kv_heads, settings.axes)
+    if operands.prefix is not None:
+        kept = divide(operands.prefix.v[None], settings.kv_heads, "thd")
+        v = np.concatenate([np.broadcast_to(kept, (len(v), *kept.shape[1:])), v], axis=1)
     out = _shared(probabilities(operands, settings, rows), v.transpose(0, 2, 1, 3), settings)
     out = out if settings.order is None else out[:, list(settings.order)]
     return np.asarray(out.transpose(0, 2, 1, 3))

@@ -7,7 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .formula import FILLS, HIDDEN, Indices, Operands, Settings, attended, blind, divide, masked, merge, probabilities
+from .formula import (
+    FILLS,
+    HIDDEN,
+    Indices,
+    Operands,
+    Prefix,
+    Settings,
+    attended,
+    blind,
+    divide,
+    masked,
+    merge,
+    probabilities,
+)
 from .rotary import Floats
 
 WHOLE = 1 << 21  # scores, up to which everything is computed
@@ -148,7 +161,11 @@ def first_head(given: Problem, heads: int, kv_heads: int) -> Problem:
         return x[..., : x.shape[-1] // heads] if given.reads == "out" else x[:, :1]
 
     sinks = None if o.sinks is None else o.sinks[:1]
-    operands = replace(o, q=q, k=k, v=v, bias=bias, mask=mask, sinks=sinks, memory={})
+    prefix = o.prefix
+    if prefix is not None:
+        keys, values = (x[:, : x.shape[-1] // kv_heads] for x in (prefix.k, prefix.v))
+        prefix = Prefix(keys, values, prefix.offset)
+    operands = replace(o, q=q, k=k, v=v, bias=bias, mask=mask, sinks=sinks, prefix=prefix, memory={})
     observed, other = first(given.observed), first(given.other)
     return _scaled(replace(given, operands=operands, observed=observed, other=other, alone=True))
 

@@ -18,7 +18,7 @@ def of_some_heads(case: Case) -> tuple[Case, Indices] | None:
     """The case of the heads that differ, and which these are; None where all do, or heads cannot be told apart."""
     base, whole = case.settings, case.problem
     mixed = base.order is not None or base.groups is not None or (base.axes, base.merge) != ("thd", "thd")
-    if base.heads < 2 or mixed or whole.operands.projection is not None:
+    if base.heads < 2 or mixed or whole.operands.projection is not None or whole.operands.prefix is not None:
         return None
     off = case.screen.difference(base)
     axes = (0, 1, 3) if case.screen.reads == "out" else (0, 2, 3)
