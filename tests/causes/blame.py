@@ -58,6 +58,9 @@ class Run:
     def candidate(self, site):
         return self._candidate.get(site)
 
+    def recorded(self, site):
+        return (self._reference[site], self._candidate[site]) if site in self._reference else None
+
     def op(self, site):
         return self._ops.get(site.name, "")
 

@@ -29,6 +29,9 @@ class Surroundings(Protocol):
     def candidate(self, site: Site) -> Array | None:
         """The candidate's tensor, or None where there is none."""
 
+    def recorded(self, site: Site) -> tuple[Array, Array] | None:
+        """Both tensors of a site as they were recorded, whose shapes may differ; None where a side has none."""
+
     def op(self, site: Site) -> str:
         """The operation that the reference recorded for a site; empty where it recorded none."""
 
@@ -51,6 +54,10 @@ class Nowhere:
 
     def candidate(self, site: Site) -> Array | None:
         """No tensor."""
+        return None
+
+    def recorded(self, site: Site) -> tuple[Array, Array] | None:
+        """No tensors."""
         return None
 
     def op(self, site: Site) -> str:

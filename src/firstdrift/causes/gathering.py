@@ -68,6 +68,15 @@ class Runs:
             return None
         return plain(ours), plain(theirs)
 
+    def recorded(self, site: Site) -> tuple[Array, Array] | None:
+        """Both tensors of a site as they were recorded, whose shapes may differ; None where a side has none."""
+        pair = self.pairs.get(site)
+        if pair is None or pair.reference_steps or pair.candidate_steps or len(pair.candidate) > 1:
+            return None
+        ours = _recorded(self.reference_trace, pair.reference.site)
+        theirs = _recorded(self.candidate_trace, pair.candidate[0].site)
+        return None if ours is None or theirs is None else (ours, theirs)
+
     def _alone(self, site: Site, *traces: Trace | None) -> Array | None:
         """The tensor of a site that only one side has."""
         for trace in traces if site not in self.pairs else ():
@@ -254,11 +263,28 @@ def _forward_sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:
         if ports:
             yield from ports
             return
-    for other in runs.graph.producers(site):
+    for other in _made_from(site, runs):
         if other.phase == "input":
             yield f"input {other.port}", other
         elif other.phase == "fwd":
             yield other.name if other.port in ("out", "in.0") else f"{other.name}:{other.port}", other
+
+
+def _made_from(site: Site, runs: Runs) -> Iterator[Site]:
+    """What a tensor was made from. A module around that was handed the very tensor did not make it."""
+    for other in runs.graph.producers(site):
+        if site.port.startswith("in.") and other.port.startswith("in.") and _is_handed_on(other, site, runs):
+            yield from _made_from(other, runs)
+        else:
+            yield other
+
+
+def _is_handed_on(outer: Site, inner: Site, runs: Runs) -> bool:
+    """Whether a module's input is that of a module around it, on both sides."""
+    if outer.phase != "fwd" or (outer.name and not inner.name.startswith(f"{outer.name}.")):
+        return False
+    made, handed = runs.both(outer), runs.both(inner)
+    return made is not None and handed is not None and all(map(_equal, made, handed))
 
 
 def _ports(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:

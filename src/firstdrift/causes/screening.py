@@ -36,6 +36,12 @@ class _Part:
     def candidate(self, site: Site) -> Array | None:
         return self._cut(self._around.candidate(site))
 
+    def recorded(self, site: Site) -> tuple[Array, Array] | None:
+        both = self._around.recorded(site)
+        return (
+            None if both is None else (_cut(both[0], self._count, self._kept), _cut(both[1], self._count, self._kept))
+        )
+
     def op(self, site: Site) -> str:
         return self._around.op(site)
 

@@ -17,6 +17,7 @@ from ..formulas import Axis, pool_divisor
 from ..hypotheses import Finding
 from ..variants import Screen, Variant, findings, forward, reproduces, telling
 from .points import Points, gathered, points_of
+from .unpadded import unpadded
 
 Floats = NDArray[np.float64]
 
@@ -71,6 +72,7 @@ class Pool:
 
 def pool(evidence: Evidence) -> Iterable[Finding]:
     """A pool that divides, begins or chooses otherwise."""
+    evidence = unpadded(evidence)
     images = _images(evidence)
     if images is None or evidence.parameters:
         return
@@ -104,6 +106,8 @@ def _pools(evidence: Evidence, x: Floats, seen: Floats) -> Iterator[Pool]:
         counts = [evidence.attrs["count_include_pad"]] if "count_include_pad" in evidence.attrs else [True, False]
         for count_pad in counts if kind == "mean" else [True]:
             yield replace(one, count_pad=bool(count_pad))
+        if kind == "mean":  # as where zeros were put behind the last element before
+            yield replace(one, count_pad=True, overhang=True)
 
 
 def _windows(evidence: Evidence, sizes: tuple[int, ...], out: tuple[int, ...]) -> Iterator[tuple[Axis, ...]]:

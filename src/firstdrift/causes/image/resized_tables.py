@@ -69,7 +69,7 @@ def resized_table(evidence: Evidence) -> Iterator[Finding]:
         own = evidence.candidate_parameters.get(name, value)
         if value.dtype.kind != "f" or own.shape != value.shape or not 1 < value.size <= LARGEST:
             continue
-        for ours, theirs in zip(_tables(value), _tables(own), strict=True):
+        for ours, theirs in zip(tables(value), tables(own), strict=True):
             said = list(_explained(evidence, ours, theirs, name))
             yield from said
             if said:
@@ -78,9 +78,9 @@ def resized_table(evidence: Evidence) -> Iterator[Finding]:
 
 def _explained(evidence: Evidence, ours: Table, theirs: Table, name: str) -> Iterator[Finding]:
     few = slice(0, FEW)
-    for reading in _readings(evidence.expected.shape, len(ours.grid)):
+    for reading in readings(evidence.expected.shape, len(ours.grid)):
         rows, found = (reading.rows(one) for one in (evidence.expected, evidence.found))
-        for out in _grids(reading.space, len(ours.first), ours.grid.ndim - 1):
+        for out in grids(reading.space, len(ours.first), ours.grid.ndim - 1):
             own = _way(ours, out, rows, evidence.noise) if out != ours.grid.shape[1:] else None
             if own is None:
                 continue
@@ -111,7 +111,7 @@ def _finding(predicted: Floats, way: Way, own: Way, turned: bool, name: str) -> 
     return Finding("interpolation", said, predicted, 0, asdict(way))
 
 
-def _tables(value: Array) -> list[Table]:
+def tables(value: Array) -> list[Table]:
     """A parameter as a grid of rows: channels first or last, in space or in one line, with a row or two before it."""
     x = np.asarray(value, np.float64)
     x = x[0] if x.ndim > 2 and len(x) == 1 else x
@@ -131,7 +131,7 @@ def _tables(value: Array) -> list[Table]:
     return tables
 
 
-def _readings(shape: tuple[int, ...], channels: int) -> Iterator[Reading]:
+def readings(shape: tuple[int, ...], channels: int) -> Iterator[Reading]:
     """A tensor as rows of places: channels last or first, places in a line or in space, perhaps of many samples."""
     size = int(np.prod(shape))
     for axes in (1, 2):
@@ -145,7 +145,7 @@ def _readings(shape: tuple[int, ...], channels: int) -> Iterator[Reading]:
             yield Reading(shape, channels, space, False, size // (channels * int(np.prod(space))))
 
 
-def _grids(space: tuple[int, ...], lead: int, axes: int) -> Iterator[tuple[int, ...]]:
+def grids(space: tuple[int, ...], lead: int, axes: int) -> Iterator[tuple[int, ...]]:
     """The sizes that a grid of so many axes may have: as they show, or those that so many places allow."""
     if len(space) == axes and not lead:
         yield space

@@ -20,9 +20,10 @@ from ..hypotheses import Finding, Hypothesis
 from ..layout.flattening import flattened
 from ..precision.operands import Coarsening, coarsenings
 from ..variants import Screen, Variant, findings, forward, parameter, reproduces, slight
-from . import borders, resized_tables
+from . import borders, resized_addends, resized_tables
 from .points import Points, gathered, points_of
 from .pooling import pool, resized
+from .unpadded import unpadded
 
 Floats = NDArray[np.float64]
 
@@ -72,6 +73,7 @@ class Convolution:
 
 def convolution(evidence: Evidence) -> Iterable[Finding]:
     """A convolution that uses its kernel, its padding or its channels otherwise."""
+    evidence = unpadded(evidence)
     whole = _read(evidence)
     if whole is None:
         return
@@ -124,8 +126,8 @@ def _geometries(
             paddings = [d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True)]
         elif stated[1] == "valid":
             paddings = [0] * count
-        if paddings:
-            yield tuple(Axis(*one, str(mode)) for one in zip(kernel, strides, paddings, dilations, strict=True))
+        for each in (str(mode), *(one for one in PAD_MODES if one != mode)) if paddings else ():
+            yield tuple(Axis(*one, each) for one in zip(kernel, strides, paddings, dilations, strict=True))
     for stride, dilation in product(range(1, LARGEST_STRIDE + 1), range(1, LARGEST_DILATION + 1)):
         for before in range(dilation * (max(kernel) - 1) + 1):
             axes = tuple(Axis(k, stride, min(before, dilation * (k - 1)), dilation) for k in kernel)
@@ -247,5 +249,6 @@ def _with(label: str, sentence: str, **changes: Any) -> Variant[Convolution]:
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
-    convolution, pool, resized, *resized_tables.HYPOTHESES, *borders.HYPOTHESES, flattened,
+    convolution, pool, resized, *resized_tables.HYPOTHESES, *resized_addends.HYPOTHESES, *borders.HYPOTHESES,
+    flattened,
 )  # fmt: skip
