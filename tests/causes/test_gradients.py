@@ -457,19 +457,23 @@ def test_gradients_that_are_not_zeroed_are_named():
     assert explain(evidence, gradients.HYPOTHESES).label == "gradient-formula"
 
 
-def clipping(reference, candidate, noise=1e-9):
-    """A drift in what the optimizer sees, after each side's clipping of the same raw gradients."""
+def clipping(reference, candidate, noise=1e-9, unlike=0.0):
+    """A drift in what the optimizer sees, after each side's clipping of the same raw gradients.
+
+    One more gradient, of elements that are `unlike` in size, is another on each side.
+    """
     raw = [torch.randn(shape, dtype=torch.float64) * size for shape, size in (((5, 4), 3), ((7,), 0.1), ((3, 3), 1))]
+    both = [[*raw, torch.randn(6, dtype=torch.float64) * unlike] if unlike else raw for _ in range(2)]
     seen = []
-    for clip in (reference, candidate):
-        leaves = [nn.Parameter(torch.zeros_like(one)) for one in raw]
-        for leaf, one in zip(leaves, raw, strict=True):
+    for clip, own in zip((reference, candidate), both, strict=True):
+        leaves = [nn.Parameter(torch.zeros_like(one)) for one in own]
+        for leaf, one in zip(leaves, own, strict=True):
             leaf.grad = one.clone()
         clip(leaves)
         seen.append([leaf.grad.numpy() for leaf in leaves])
     tensors = {}
-    for number, one in enumerate(raw):
-        tensors[Site(0, "grad", f"fc{number}", "weight")] = (one.numpy(), one.numpy())
+    for number, (one, other) in enumerate(zip(*both, strict=True)):
+        tensors[Site(0, "grad", f"fc{number}", "weight")] = (one.numpy(), other.numpy())
         tensors[Site(0, "grad_scaled", f"fc{number}", "weight")] = (seen[0][number], noisy(seen[1][number], noise))
     site = Site(0, "grad_scaled", "fc0", "weight")
     return Evidence(site, *tensors[site], noise, around=Around(tensors))
@@ -507,6 +511,23 @@ def nothing(leaves):
 def test_clipping_is_told_from_scaling(label, reference, candidate, noise):
     cause = explain(clipping(reference, candidate, noise), gradients.HYPOTHESES)
     assert cause.label == label, cause
+
+
+def while_scaled(scale, size):
+    """Clips gradients that still are multiplied by the scale of the loss."""
+    return lambda leaves: (scaled_by(scale)(leaves), to_norm(size)(leaves), scaled_by(1 / scale)(leaves))
+
+
+@pytest.mark.parametrize("candidate", [to_norm(0.5), nothing, each_to_norm(1.0), while_scaled(16.0, 1.0)])
+@pytest.mark.parametrize("noise", [1e-9, 1e-7])
+def test_gradients_that_are_zero_but_for_noise_do_not_hide_clipping(candidate, noise):
+    cause = explain(clipping(to_norm(1.0), candidate, noise, unlike=1e-7), gradients.HYPOTHESES)
+    assert cause.label == "clip-norm", cause
+
+
+def test_where_a_gradient_of_some_size_is_another_nothing_is_said_of_clipping():
+    cause = explain(clipping(to_norm(1.0), while_scaled(16.0, 1.0), unlike=0.5), gradients.HYPOTHESES)
+    assert cause.label != "clip-norm", cause
 
 
 def test_a_gradient_that_was_not_reduced_over_ranks_is_named():

@@ -370,3 +370,16 @@ def test_labels_shifted_twice_are_named_though_fewer_positions_count(known, brou
         evidence = replace(evidence, around=Around(evidence.around.facts, {site: (ours * 8 / 7, theirs)}))
     said = explain(evidence, losses.HYPOTHESES)
     assert said.label == "label-shift", said
+
+
+@pytest.mark.parametrize(("reference", "candidate", "ahead"), [(1, 2, "t+1"), (0, 1, "t+1")])
+def test_labels_that_only_gradients_tell_are_shifted_against_the_reference_not_the_text(reference, candidate, ahead):
+    evidence = evidence_of("loss", shifted(reference), shifted(candidate), TEXT, WORDS, known=False)
+    said = explain(evidence, losses.HYPOTHESES)
+    assert said.label == "label-shift", said
+    assert f"the label that the reference compares {ahead} with" in said.sentence
+
+
+def test_labels_that_are_known_are_shifted_against_the_text():
+    said = explain(evidence_of("loss", shifted(1), shifted(2), TEXT, WORDS), losses.HYPOTHESES)
+    assert "the label of t+2 instead of t+1" in said.sentence

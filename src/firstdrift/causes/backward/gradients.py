@@ -12,12 +12,12 @@ from ..agreement import agree, distance, factor, floats, limit, rounded, snapped
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..optimizer import gradient_clipping, update_clipping
+from ..optimizer.applied_gradients import CANCELLED
 from . import backward_passes, parameter_gradients
 
 PHASES = ("agrad", "grad", "grad_scaled")
 MOST_COMPARED = 24  # tensors that are asked whether all gradients have one factor
 PARALLEL = 1e-2  # of a gradient: what a factor may leave of it to be its factor
-CANCELLED = 1e-3  # of the largest: gradients below that may be the rounding errors of a sum that is zero
 
 
 def nothing_flows(evidence: Evidence) -> Iterator[Finding]:

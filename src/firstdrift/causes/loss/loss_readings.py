@@ -152,8 +152,9 @@ def readings(batch: Batch) -> Iterator[Reading]:
                 yield Reading(pointwise, reduction)
 
 
-def variants(reading: Reading) -> Iterator[tuple[str, str, Reading]]:
-    """A label, a sentence and a reading for every change of one thing."""
+def variants(reading: Reading, told: bool = True) -> Iterator[tuple[str, str, Reading]]:
+    """A label, a sentence and a reading for every change of one thing. Labels that nobody told, but the reference's
+    gradient, lie where the reference took them: how far ahead that is, is not known."""
     of_classes = isinstance(reading.formula, Formula)
     for other in OF_CLASSES if of_classes else POINTWISE:
         if other is not reading.formula:
@@ -167,8 +168,9 @@ def variants(reading: Reading) -> Iterator[tuple[str, str, Reading]]:
         return
     for shift in (-1, 0, 1, 2):
         if shift != reading.shift:
-            sentence = f"position t is compared with the label of t{shift:+d} instead of t{reading.shift:+d}"
-            yield "label-shift", sentence, replace(reading, shift=shift)
+            ahead = f"of t{shift:+d} instead of t{reading.shift:+d}"
+            whose = ahead if told else f"that the reference compares t{shift:+d} with"
+            yield "label-shift", f"position t is compared with the label {whose}", replace(reading, shift=shift)
     for left_out in {None, 0} - {reading.left_out}:
         sentence = f"labels of {reading.left_out} count, which the reference leaves out"
         if left_out is not None:

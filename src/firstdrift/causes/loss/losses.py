@@ -91,7 +91,7 @@ def loss_changed(evidence: Evidence) -> Iterator[Finding]:
     loss = _reproduced(evidence)
     if loss is None:
         return
-    tries = list(variants(loss.reading))
+    tries = list(variants(loss.reading, evidence.around.facts.get("target") is not None))
     alone = loss.theirs is None and evidence.expected.size == 1  # one number, and nothing beside it
     if not alone or telling(evidence, len(tries)):
         for label, sentence, reading in tries:

@@ -11,6 +11,7 @@ from ...traces import Array
 from ..agreement import agree, distance, factor, floats, limit, rounded, telling
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
+from .applied_gradients import CANCELLED
 
 MOST_READ = 100_000_000  # elements of gradients that are read for a global norm
 ROUND = 90  # numbers of two digits in a decade, of which a limit is one
@@ -122,12 +123,16 @@ def not_reduced(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _sides(evidence: Evidence) -> tuple[_Side, _Side] | None:
-    """Both sides' gradients before and after, where raw ones agree."""
+    """Both sides' gradients before and after, where raw ones agree.
+
+    Gradients that cancel to next to nothing, as those of a bias before a normalisation, differ by their noise and tell
+    nothing.
+    """
     if evidence.site.phase != "grad_scaled":
         return None
     rows: list[list[float]] = []
     straight = [True, True]
-    read = 0
+    read, largest, unclear = 0, 0.0, 0.0  # sizes of a gradient's elements
     for site in evidence.around.sites("grad_scaled"):
         if site.step != evidence.site.step:
             continue
@@ -140,12 +145,16 @@ def _sides(evidence: Evidence) -> tuple[_Side, _Side] | None:
             continue
         a, seen_a, b, seen_b = (floats(one) for one in tensors if one is not None)
         read += a.size
-        if read > MOST_READ or not agree(evidence, a, b):
+        if read > MOST_READ:
             return None
-        if np.any(a):
+        size = max(_length(a), _length(b)) / float(np.sqrt(max(a.size, 1)))
+        largest = max(largest, size)
+        if not agree(evidence, a, b):
+            unclear = max(unclear, size)
+        elif np.any(a):
             rows.append([factor(a, seen_a), _length(seen_a), factor(b, seen_b), _length(seen_b)])
             straight = [straight[0] and _straight(a, seen_a), straight[1] and _straight(b, seen_b)]
-    if not rows:
+    if not rows or not unclear <= CANCELLED * largest:
         return None
     table = [tuple(column) for column in zip(*rows, strict=True)]
     return _Side(table[0], table[1], straight[0]), _Side(table[2], table[3], straight[1])
