@@ -76,6 +76,12 @@ def test_a_generic_cause_must_explain_nearly_everything(left, label):
     assert cause(X, 2 * X, table=[says(GENERIC, off(left * 0.5))]).label == label
 
 
+def test_where_noise_is_as_large_as_the_difference_what_changes_nothing_explains_nothing():
+    found = X + 0.02 * numbers(*X.shape, seed=5)
+    assert cause(X, found, 0.02, table=[says("scale", lambda one: 1.001 * one.expected, 1)]).label == "unknown"
+    assert cause(X, found, 0.02, table=[says("scale", lambda evidence: evidence.found, 1)]).label == "scale"
+
+
 def test_two_partial_explanations_that_leave_alike_are_both_not_believed():
     said = cause(X, 2 * X, table=[says("norm-eps", off(0.02)), says("missing-bias", off(0.021))])
     assert said.label == "unknown"
@@ -236,3 +242,64 @@ def test_what_only_the_whole_shows_is_found_where_a_part_shows_nothing(monkeypat
         X, found, table=[says("norm-axis", lambda evidence: found if evidence.found.shape == X.shape else None)]
     )
     assert said.label == "norm-axis"
+
+
+class Clock:
+    """Time that passes only where somebody says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def working(clock, hypothesis, seconds):
+    """A hypothesis that takes so many seconds on the whole of X, and as much less on a part as it is smaller."""
+
+    def slow(evidence):
+        clock.now += seconds * evidence.found.size / X.size
+        yield from hypothesis(evidence)
+
+    return slow
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that hypotheses are timed by, where X is a large tensor, of which two samples are a part."""
+    clock = Clock()
+    monkeypatch.setattr(hypotheses, "LARGE", 64)
+    monkeypatch.setattr("firstdrift.causes.screening.LARGE", 2 * X[:2].size)
+    monkeypatch.setattr(hypotheses, "thread_time", clock)
+    return clock
+
+
+SILENT = says("norm-eps", residual=np.inf)
+HOPEFUL = says("norm-eps", off(0.02))
+FITTED = says("channel-scale", doubled, hypotheses.FEW + 1)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 6.0, 30.0])
+@pytest.mark.parametrize("one", [SILENT, HOPEFUL, FITTED], ids=["silent", "hopeful", "fitted"])
+def test_slow_hypotheses_exceed_the_time_by_no_more_than_one_of_them(clock, one, seconds):
+    cause(X, 2 * X, table=[working(clock, one, seconds) for _ in range(40)])
+    part = seconds * 2 / len(X)
+    assert clock.now <= hypotheses.PATIENCE + part + seconds
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 3.0, 6.0, 30.0])
+def test_what_says_nothing_of_a_part_is_begun_on_the_whole_only_where_it_ends_in_time(clock, seconds):
+    cause(X, 2 * X, table=[working(clock, SILENT, seconds) for _ in range(3)])
+    on_parts = 3 * seconds * 2 / len(X)
+    assert clock.now <= max(hypotheses.PATIENCE, on_parts) + 1e-9
+
+
+def test_where_there_is_time_for_one_the_best_on_a_part_is_tried_on_the_whole(clock):
+    rivals = [says("norm-axis", doubled, 40), says("channel-scale", doubled, 32), HOPEFUL]
+    said = cause(X, 2 * X, table=[working(clock, one, 10.0) for one in rivals])
+    assert (said.label, said.runner_up) == ("channel-scale", None)
+
+
+def test_what_explains_most_of_a_part_is_tried_even_where_looking_at_parts_took_all_the_time(clock):
+    said = cause(X, 2 * X, table=[working(clock, HOPEFUL, 1.0), working(clock, SILENT, 40.0)])
+    assert said.label == "norm-eps"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import thread_time
 from typing import Any
@@ -19,6 +19,7 @@ from .regions import shape_of_difference
 from .screening import LARGE, part_of
 
 EXACT = 4.0  # times the noise: a hypothesis that leaves no more than this explains everything
+HALF = 0.5  # of the difference: what leaves more is no better than no change, however large the noise
 DOMINANT = 0.1  # of the difference: a hypothesis that leaves no more than this explains most of it
 LEAST_NOISE = 1e-12  # even float64 leaves this much
 STORED = 2.0**-22  # two explanations that leave less than this, a few roundings to float32, are equally good
@@ -88,7 +89,7 @@ class _Trial:
     def run(self, hypothesis: Hypothesis) -> bool:
         """Whether a hypothesis has something to say that explains all or most of the difference."""
         most = DOMINANT * self.whole if math.isfinite(self.whole) else 0.0
-        worth = min(max(self.limit, most), self.nothing)
+        worth = min(max(self.limit, most), self.nothing, HALF * self.whole)
         some = False
         for finding in _findings(hypothesis, self.evidence):
             if finding.general:
@@ -117,12 +118,18 @@ class _Trial:
         return best is not None and best.finding.free <= FEW and _specific(best)
 
 
-def explain(evidence: Evidence, table: Sequence[Hypothesis]) -> Cause:
-    """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it."""
+def explain(evidence: Evidence, table: Sequence[Hypothesis], last: Sequence[Hypothesis] = ()) -> Cause:
+    """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it.
+
+    What comes `last` is asked where nothing in the table explains everything.
+    """
     if np.iscomplexobj(evidence.expected) or np.iscomplexobj(evidence.found):  # of which no hypothesis speaks
         return Cause("unknown", "causes of complex numbers are not known", 0.0, LABELS["unknown"].confirm)
     with np.errstate(all="ignore"):
         trial = _try(evidence, table if evidence.expected.size else ())
+        if not _ranked(trial):
+            for hypothesis in last:
+                trial.run(hypothesis)
         return _chosen(trial)
 
 
@@ -153,7 +160,11 @@ def residual(evidence: Evidence, finding: Finding) -> float:
 
 
 def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
-    """Everything on a small tensor; on a large one, first what a part of it does not refute."""
+    """Everything on a small tensor; on a large one, first what a part of it does not refute.
+
+    What explains the part is begun as long as there is time left, and the best of it in any case, however long it
+    takes. Whatever else is begun only where it should end in time.
+    """
     trial = _Trial.of(evidence)
     if evidence.expected.size <= LARGE:
         for hypothesis in table:
@@ -162,45 +173,52 @@ def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
     start = thread_time()
     screened = _screened(evidence, table)
     unknown = math.inf if screened.costs else 0.0  # of what there was no time to try on a part
-    for hypothesis in screened.exact:
-        trial.run(hypothesis)
-    rest = [one for one in table if one not in screened.exact]
-    for hypothesis in (*screened.hopeful, *(one for one in rest if one not in screened.hopeful)):
+    promising = (*screened.exact, *screened.hopeful)
+    for number, hypothesis in enumerate(promising):
+        if trial.settled and hypothesis not in screened.exact:
+            break
+        if number == 0 or thread_time() - start <= PATIENCE:
+            trial.run(hypothesis)
+    for hypothesis in (one for one in table if one not in promising):
         if trial.settled:
             break
-        hopeful = hypothesis in screened.hopeful
-        cost = screened.costs.get(hypothesis, unknown)
-        if hopeful or thread_time() - start + cost <= PATIENCE:
+        if thread_time() - start + screened.costs.get(hypothesis, unknown) <= PATIENCE:
             trial.run(hypothesis)
     return trial
 
 
 @dataclass(frozen=True, slots=True)
 class _Screened:
-    """What a part of a tensor says of the hypotheses: those that explain all of it, those that explain most of it, and
-    how long each should take on the whole."""
+    """What a part of a tensor says of the hypotheses: those that explain all of it and those that explain most of it,
+    best first, and how long each should take on the whole."""
 
-    exact: list[Hypothesis] = field(default_factory=list)
-    hopeful: list[Hypothesis] = field(default_factory=list)
-    costs: dict[Hypothesis, float] = field(default_factory=dict)
+    exact: Sequence[Hypothesis] = ()
+    hopeful: Sequence[Hypothesis] = ()
+    costs: Mapping[Hypothesis, float] = field(default_factory=dict)
 
 
 def _screened(evidence: Evidence, table: Sequence[Hypothesis]) -> _Screened:
-    said = _Screened()
     part = part_of(evidence)
     if part is None:
-        return said
+        return _Screened()
+    exact: dict[Hypothesis, tuple[float, ...]] = {}
+    hopeful: dict[Hypothesis, float] = {}
+    costs: dict[Hypothesis, float] = {}
+    grown = evidence.expected.size / part.expected.size  # some work does not grow with the tensor, but most may
     small, begun = _Trial.of(part), thread_time()
     for hypothesis in table:
         if small.settled or thread_time() - begun > PATIENCE:
             break
         start, before = thread_time(), len(small.tested)
         if small.run(hypothesis):
-            is_exact = any(one.residual <= small.limit for one in small.tested[before:])
-            (said.exact if is_exact else said.hopeful).append(hypothesis)
-        grown = math.sqrt(evidence.expected.size / part.expected.size)  # some work grows with the tensor, some does not
-        said.costs[hypothesis] = (thread_time() - start) * grown
-    return said
+            said = small.tested[before:]
+            fitting = [_preference(one) for one in said if one.residual <= small.limit]
+            if fitting:
+                exact[hypothesis] = min(fitting)
+            else:
+                hopeful[hypothesis] = min((one.residual for one in said), default=math.inf)
+        costs[hypothesis] = (thread_time() - start) * grown
+    return _Screened(sorted(exact, key=exact.__getitem__), sorted(hopeful, key=hopeful.__getitem__), costs)
 
 
 def _findings(hypothesis: Hypothesis, evidence: Evidence) -> Iterator[Finding]:
