@@ -6,7 +6,8 @@ import torch
 from blame import BF16, FLOAT32, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes.activations.activation_variants import extra, missing, variant
+from firstdrift.causes.activations.activation_variants import HYPOTHESES, extra, missing, variant
+from firstdrift.sites import Site
 
 X = numbers(8, 12, 32) * 2
 
@@ -136,3 +137,28 @@ def test_a_softmax_to_another_base_has_another_temperature(key):
     said = cause(expected, found, 1e-8, inputs={key: x})
     assert said.label == "attention-scale", said
     assert said.parameters["factor"] == pytest.approx(np.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("phase", ["weight", "weight_after", "agrad", "grad", "optim", "input"])
+@pytest.mark.parametrize("name", ["relu", "hard_tanh", "tanh"])
+def test_only_what_the_forward_pass_computes_is_activated(name, phase):
+    site = Site(0, phase, "layers.1.part", "weight")
+    said = cause(X, applied(name), BF16, site, HYPOTHESES)
+    assert said.label == "unknown", said
+
+
+@pytest.mark.parametrize("noise", [BF16, 0.03])
+def test_a_difference_as_small_as_the_noise_is_explained_by_no_activation(noise):
+    positive = 1 + 0.2 * numbers(64)  # of which a ReLU changes nothing, and a clamp at one half
+    found = positive + noise * numbers(64, seed=3)
+    said = cause(positive, found, noise, table=HYPOTHESES)
+    assert said.label == "unknown", said
+
+
+def test_a_few_elements_decided_otherwise_are_no_activation():
+    expected = 0.3 * np.tanh(numbers(40, 50))
+    at = np.arange(0, 2000, 97)
+    expected.flat[at] = 1.6
+    found = expected.copy()
+    found.flat[at] = 1.0
+    assert list(extra(drift(expected, found, 0.02))) == []

@@ -13,6 +13,7 @@ from ..evidence import Evidence
 from ..formulas import ACTIVATIONS
 from ..hypotheses import FEW, Finding, Hypothesis, relative
 from ..screening import positions, sampled
+from ..variants import forward
 
 Function = Callable[[Floats], Floats]
 
@@ -25,12 +26,16 @@ FUNCTIONS: dict[str, Function] = {
 INVERTIBLE = ("tanh", "sigmoid", "softplus", "softsign", "elu", "selu", "leaky_relu", "log_sigmoid")
 CURVE = 256  # elements that a curve needs to be seen
 SMOOTH = 1e-2  # of the difference: what interpolation along a curve may miss
+HALF = 0.5  # of the difference: what leaves more explains as little as no change at all
+TOUCHED = 0.05  # of the elements, at least: decisions between near-ties change fewer
 
 
 def variant(evidence: Evidence) -> Iterator[Finding]:
     """expected is one activation of in.0 and found another."""
     x, y = evidence.inputs.get("in.0"), evidence.candidate_inputs.get("in.0")
     if x is None or y is None or not x.shape == y.shape == evidence.expected.shape or x.size < FEW:
+        return
+    if not forward(evidence):  # only what the forward pass computes is activated
         return
     at = positions(x.size)
     e, f, xs, ys = (sampled(one, at) for one in (evidence.expected, evidence.found, x, y))
@@ -72,10 +77,10 @@ def extra(evidence: Evidence) -> Iterator[Finding]:
     """found is an activation of expected: one too many."""
     at = positions(evidence.expected.size)
     e, f = sampled(evidence.expected, at), sampled(evidence.found, at)
-    if e.size < FEW or not np.isfinite(e).all():
+    if e.size < FEW or not np.isfinite(e).all() or not forward(evidence):
         return
     for name, function in FUNCTIONS.items():
-        if promising(evidence, e, f, function(e)):
+        if _changes(evidence, e, f, function(e)):
             yield Finding(
                 "activation-variant", f"{name} is applied where the reference applies nothing",
                 function(floats(evidence.expected)),
@@ -83,14 +88,26 @@ def extra(evidence: Evidence) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _changes(evidence: Evidence, before: Floats, after: Floats, activated: Floats) -> bool:
+    """Whether an activation explains what became of some elements: it changes more of them than noise decides
+    otherwise, and leaves little of the difference. Where noise is as large as that, any function would fit."""
+    if not promising(evidence, before, after, activated):
+        return False
+    usable = np.isfinite(after)
+    size = float(np.sqrt(np.mean(np.square(after[usable])))) if usable.any() else 0.0
+    touched = np.abs(activated - before)[usable] > limit(evidence) * size
+    left, difference = (float(np.linalg.norm((after - one)[usable])) for one in (activated, before))
+    return left <= HALF * difference and float(touched.mean() if touched.size else 0.0) >= TOUCHED
+
+
 def missing(evidence: Evidence) -> Iterator[Finding]:
     """expected is an activation of found. Only of those that lose nothing: a ReLU makes one of many tensors alike."""
     at = positions(evidence.expected.size)
     e, f = sampled(evidence.expected, at), sampled(evidence.found, at)
-    if e.size < FEW or not np.isfinite(f).all():
+    if e.size < FEW or not np.isfinite(f).all() or not forward(evidence):
         return
     for name in INVERTIBLE:
-        if promising(evidence, f, e, FUNCTIONS[name](f)):
+        if _changes(evidence, f, e, FUNCTIONS[name](f)):
             left = distance(FUNCTIONS[name](floats(evidence.found)), evidence.expected)
             yield Finding("skipped-op", f"{name} is not applied", None, 0, {"operation": name}, left)
 

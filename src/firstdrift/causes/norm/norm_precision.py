@@ -25,12 +25,14 @@ LARGEST = 16.0  # roundings of a dtype, which a norm makes no more of
 TRIED = 1 << 14  # elements on which the stages are tried
 MOST = 0.9  # of the elements, where noise decides some ties otherwise
 SUMS = ("", "result", "running")  # not rounded, rounded in the end, or after every term
+ROOTS = ("rsqrt", "sqrt", "1/sqrt")
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
     """What a norm rounds to `dtype`: its input, what is centred, the squares, their sum, the variance, and what is
-    normalised, before its gain. One that is `throughout` in it rounds the mean and the root, too: "sqrt" or "rsqrt"."""
+    normalised, before its gain. One that is `throughout` in it rounds the mean and the root, too: "sqrt", "rsqrt", or
+    "1/sqrt", which rounds twice. With `statistics` only mean and root are computed so, and applied to the input."""
 
     dtype: str
     input: bool = False
@@ -40,10 +42,11 @@ class Stages:
     variance: bool = False
     normalised: bool = False
     throughout: str = ""
+    statistics: bool = False
 
     def __str__(self) -> str:
         if self.throughout:
-            return "all steps"
+            return "the statistics" if self.statistics else "all steps"
         names = {"input": "the input", "centred": "the centred values", "squares": "the squares"}
         said = [text for name, text in names.items() if getattr(self, name)]
         if self.sum:
@@ -149,8 +152,8 @@ def _all_stages() -> list[Stages]:
         if any(one)
     ]  # fmt: skip
     ways += [
-        Stages(dtype, True, True, squares, "", True, True, root)
-        for dtype, squares, root in product(DTYPES, flags, ("rsqrt", "sqrt"))
+        Stages(dtype, True, True, squares, total, True, not statistics, root, statistics)
+        for dtype, statistics, root, total, squares in product(DTYPES, flags, ROOTS, SUMS[:2], flags)
     ]
     return sorted(ways, key=lambda one: one.count)
 
@@ -158,13 +161,17 @@ def _all_stages() -> list[Stages]:
 def _norm(form: Form, case: Case, stages: Stages) -> Floats:
     """A norm with some of its steps rounded."""
     x = stages.rounded(case.candidate_x, stages.input)
-    mean = stages.rounded(x.mean(form.axes, keepdims=True), stages.throughout)
+    size = int(np.prod([x.shape[axis] for axis in form.axes]))
+    whole = stages.rounded(x.sum(form.axes, keepdims=True), stages.throughout and stages.sum)
+    mean = stages.rounded(whole / size, stages.throughout)
     centred = stages.rounded(x - mean if form.centred else x, stages.centred)
     spread = centred if form.deviation == form.centred else x - mean if form.deviation else x
     squares = stages.rounded(spread**2, stages.squares)
-    count = max(int(np.prod([x.shape[axis] for axis in form.axes])) - form.ddof, 1)
+    count = max(size - form.ddof, 1)
     total = _running(squares, form.axes, stages) if stages.sum == "running" else squares.sum(form.axes, keepdims=True)
     variance = stages.rounded(stages.rounded(total, stages.sum) / count, stages.variance)
+    if stages.statistics:
+        centred = case.candidate_x - mean if form.centred else case.candidate_x
     with np.errstate(all="ignore"):
         y = stages.rounded(_divided(form, centred, variance, stages), stages.normalised)
     gain = form.scale(case)
@@ -178,7 +185,9 @@ def _divided(form: Form, centred: Floats, variance: Floats, stages: Stages) -> F
         root = stages.rounded(stages.rounded(np.sqrt(variance), stages.throughout) + form.eps, stages.throughout)
     else:
         root = np.sqrt(stages.rounded(variance + form.eps, stages.throughout))
-    if stages.throughout == "rsqrt":
+    if stages.throughout == "1/sqrt":
+        root = stages.rounded(root)
+    if stages.throughout in ("rsqrt", "1/sqrt"):
         return centred * stages.rounded(1 / root)
     return centred / stages.rounded(root, stages.throughout)
 
