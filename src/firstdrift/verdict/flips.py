@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .._kernels import measure
 from ..traces import Array
+from .equal_maxima import SHARED, shared_maxima
 from .noise import WORST_OF_MANY
 from .parts import LARGEST, worst_for_its_size
 
@@ -48,7 +49,10 @@ def explained_by_flips(
     if cap is not None and _only_there(ours, theirs, both := flipped | _at_kink(ours, theirs, x, z, cap, tie), limit):
         return f"{int(both.sum())} of {both.size} values were cut off the other way at a near-tie with 0 or {cap:.6g}"
     windows = _routed(ours, theirs, x, z, tie, limit)
-    return None if windows is None else f"{windows} maxima were decided the other way at a near-tie"
+    if windows is not None:
+        return f"{windows} maxima were decided the other way at a near-tie"
+    shared = shared_maxima(ours, theirs, x, z, limit)
+    return None if shared is None else f"the gradient of {shared} maxima was {SHARED}"
 
 
 def explained_by_kinks(

@@ -40,6 +40,11 @@ class Graph:
         for site in self._pairs:
             self._phases.setdefault((site.step, site.phase), []).append(site)
         self._consumers = self._find_consumers()
+        self._ran = {(site.step, site.name) for site in self._records if site.phase == "fwd"}
+        # Where no module around another was recorded, nothing tells those that ran from mere lists of modules.
+        self._knows_containers = any(
+            (step, around) in self._ran for step, name in self._ran for around in _around(name)
+        )
 
     def producers(self, site: Site) -> list[Site]:
         """The compared sites that this one was computed from."""
@@ -80,12 +85,28 @@ class Graph:
             consumer = self.consumer(site)
             return f"{consumer}'s backward" if consumer else "the backward of what reads it"
         if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
-            return site.name.rpartition(".")[0] or "the model itself"
+            return self._maker_around(site) or "the model itself"
         return {
             "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name or 'the model'}'s backward",
             "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
             "weight_after": "the optimizer" if self._is_trained(site) else f"{site.name or 'the model'}'s forward pass",
         }.get(site.phase, site.name or "the model itself")  # fmt: skip
+
+    def _maker_around(self, site: Site) -> str:
+        """The innermost module around an input that ran, and was not handed the tensor as it is."""
+        ran = (name for name in _around(site.name) if not self._knows_containers or (site.step, name) in self._ran)
+        return next((name for name in ran if not self._was_handed(name, site)), "")
+
+    def _was_handed(self, name: str, site: Site) -> bool:
+        """Whether a module's own input is the very tensor, on both sides."""
+        pair = self._pairs.get(site)
+        if pair is None or pair.reference.at is None or pair.candidate[0].at is None:
+            return False
+        stored = (pair.reference.at, pair.candidate[0].at)
+        entering = (
+            self._pairs[one] for one in self._by_name.get((site.step, "fwd", name), ()) if one.port.startswith("in.")
+        )
+        return any((one.reference.at, one.candidate[0].at) == stored for one in entering)
 
     def _is_trained(self, site: Site) -> bool:
         """Whether a gradient was recorded of what changed; running statistics have none. Where there is none at all, a
@@ -210,6 +231,13 @@ class Graph:
                     if producer.name != record.site.name:
                         consumers.setdefault(producer._replace(sample=None), []).append(record.site)
         return consumers
+
+
+def _around(name: str) -> Iterator[str]:
+    """The modules around one, the innermost first and the model last."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _batch(trace: Trace) -> int:

@@ -51,3 +51,15 @@ def follows_from_outputs(
         expected += float(np.sum((ours + theirs) / 2 * (z - x)))
     loss, other = (float(np.asarray(value, np.float64).reshape(())) for value in losses)
     return abs(other - loss - expected) <= limit * abs(loss)
+
+
+def one_factor(seen: Array, raw: Array) -> tuple[float, float] | None:
+    """The one number by which a tensor comes of another, and what that leaves, relative to it; None if none does."""
+    if seen.shape != raw.shape or seen.size > LARGEST or any(array.dtype.kind not in "fV" for array in (seen, raw)):
+        return None
+    y, x = (np.asarray(array, np.float64).ravel() for array in (seen, raw))
+    energy, size = float(x @ x), float(np.linalg.norm(y))
+    if not (np.isfinite(energy) and np.isfinite(size)) or energy == 0 or size == 0:
+        return None
+    factor = float(x @ y) / energy
+    return factor, float(np.linalg.norm(y - factor * x)) / size

@@ -14,6 +14,7 @@ from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
+from .equal_maxima import SHARED
 from .graph import Graph
 from .ladder import SHORT_LIMIT, is_short
 from .noise import GAIN_MARGIN, WORST_OF_MANY
@@ -69,8 +70,8 @@ def introduced(
     if not numbers.nonfinite_agree:
         return Introduced(inf, floor, size, how)
     error = distance(numbers)
-    if error == 0:
-        return Introduced(0.0, floor, size, how)
+    if error == 0:  # nor is any part of it off
+        return Introduced(0.0, floor, size, how, 0.0, WORST_OF_MANY * floor)
     allowed = floor * size + (GAIN_MARGIN * distance(rounding) if rounding is not None else 0.0)
     scale = size or allowed or 1.0
     limit = allowed / scale
@@ -139,6 +140,8 @@ def _decided(
         result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
     elif own.decided:
         result = replace(result, verdict=Verdict.FLIP, reason=own.decided, introduced_by=None)
+    elif result.verdict is Verdict.FLIP and SHARED in result.reason:
+        pass  # a choice that the reference's own backward makes otherwise, whatever it is given
     elif own.beyond_noise:
         result = result if _is_undecidable(result) else _drifting(result, own, graph, drifted)
     elif result.verdict not in CLEAN and result.measurement is not None:

@@ -28,6 +28,7 @@ from .doubts import Doubts
 from .excuses import Excuses
 from .flips import MANY, MOST, tied_choices
 from .graph import Graph
+from .handed_on import one_factor
 from .introduced import REFERENCE_OFF
 from .layouts import other_layouts, same_numbers
 from .noise import WORST_OF_MANY
@@ -189,6 +190,8 @@ class _Court:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
         if judged.limit is None or judged.limit < 1.0:
             return None
+        if judged.site.phase == "grad_scaled" and self.is_scaled_alike(judged, item, producers):
+            return replace(judged, verdict=Verdict.NOISE, reason="both sides made it alike of their own gradients")
         reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
         if item.floor:
             reason += ": the update is lost in the rounding of the weights it is added to"
@@ -316,6 +319,18 @@ class _Court:
         made = self.load(self.items[producer].pair)
         return all(np.array_equal(value.ravel(), source.ravel()) for value, source in zip(values, made, strict=True))
 
+    def is_scaled_alike(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> bool:
+        """Whether both sides made a tensor of the one before it by one factor, the same on both."""
+        if len(producers) != 1:
+            return False
+        sides = zip(self.load(judged.pair), self.load(self.items[producers[0]].pair), strict=True)
+        made = [one_factor(seen, raw) for seen, raw in sides]
+        limit = self.limits.local(item, producers)
+        if any(one is None or one[1] > limit for one in made):
+            return False
+        (ours, _), (theirs, _) = (one for one in made if one is not None)
+        return abs(theirs - ours) <= limit * abs(ours)
+
     def settled_weights(self) -> frozenset[Site]:
         """Weights that differ without a difference in anything computed with them: folded or permuted, no bug."""
         forward = [r for r in self.results.values() if r.site.phase == "fwd" and r.measurement is not None]
@@ -329,14 +344,32 @@ class _Court:
 
     def settle_edges(self) -> None:
         """A tensor that changed on its way into a module changed for the innermost module that reads it."""
-        edges = [site for site in self.drifts if site.phase == "fwd" and site.port.startswith("in.")]
-        for site in edges:
-            inside = [other for other in edges if other.step == site.step and _is_inside(other.name, site.name)]
-            if inside and self.results[site].verdict is Verdict.DRIFT:
-                reason = f"{self.results[site].reason}; it is read by {inside[0].name}"
-                self.results[site] = replace(
-                    self.results[site], verdict=Verdict.INHERITED, reason=reason, introduced_by=None
-                )
+        for site in [site for site in self.drifts if site.phase == "fwd" and site.port.startswith("in.")]:
+            result = self.results[site]
+            reader = self.innermost_reader(site) if result.verdict is Verdict.DRIFT else None
+            if reader is None:
+                continue
+            if self.results[reader].verdict is not Verdict.DRIFT:
+                self.results[reader] = replace(
+                    self.results[reader], verdict=Verdict.DRIFT, reason=result.reason, limit=result.limit,
+                    inherited=result.inherited, introduced_by=result.introduced_by,
+                )  # fmt: skip
+            reason = f"{result.reason}; it is read by {reader.name}"
+            self.results[site] = replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
+
+    def innermost_reader(self, site: Site) -> Site | None:
+        """The innermost module inside another that is handed the other's input as it is; the first of several."""
+        shape = self.items[site].pair.reference.shape
+        inside = [
+            other
+            for other, result in self.results.items()
+            if result.verdict in (Verdict.DRIFT, Verdict.INHERITED) and result.measurement is not None
+            and other.phase == "fwd" and other.port.startswith("in.") and other.step == site.step
+            and _is_inside(other.name, site.name) and self.items[other].pair.reference.shape == shape
+        ]  # fmt: skip
+        deepest_first = sorted(inside, key=lambda other: -other.name.count("."))
+        handed = (one for one in deepest_first if self.is_handed_on(self.load(self.items[one].pair), site))
+        return next(handed, None)
 
     def explained_without(self, result: PairResult) -> bool:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
