@@ -221,6 +221,9 @@ class Weights:
     def op(self, site: Site) -> str:
         return ""
 
+    def producers(self, site: Site) -> tuple[Site, ...]:
+        return ()
+
 
 def _weights(model: nn.Module, name: str) -> dict[Site, np.ndarray]:
     found = {}

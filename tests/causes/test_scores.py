@@ -302,3 +302,58 @@ def test_a_window_that_is_off_by_one_to_one_side_is_named_on_what_attention_retu
 def test_noise_alone_is_no_bias():
     base = scores(keys(6))
     assert said(base, blurred(base, 1e-4), 1e-6).label not in ("missing-term", "alibi-slope")
+
+
+def lengths(*real: int) -> np.ndarray:
+    """Which keys are real, of samples of so many tokens."""
+    return (np.arange(TOKENS) < np.array(real)[:, None])[:, None, None]
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize(("ours", "theirs"), [((9, 12, 6), (10, 12, 7)), ((9, 12, 6), (8, 11, 5))])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_padding_that_ends_one_key_too_late_or_too_soon_is_off_by_one(
+    fill: float, ours: tuple[int, ...], theirs: tuple[int, ...], flipped: bool
+) -> None:
+    base, step = scores(keys(6)), -1 if flipped else 1
+    masks = [np.broadcast_to(lengths(*one)[..., ::step], base.shape) for one in (ours, theirs)]
+    assert said(hidden(base, masks[0], fill), hidden(base, masks[1], fill)).label == "mask-off-by-one"
+
+
+def test_padding_of_other_lengths_is_not_off_by_one() -> None:
+    base = scores(keys(6))
+    ours, theirs = (np.broadcast_to(lengths(*one), base.shape) for one in ((9, 12, 6), (11, 12, 5)))
+    assert said(hidden(base, ours), hidden(base, theirs)).label not in OF_MASKS
+
+
+def shares(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+DROP = Site(0, "fwd", "layers.0.mixer.drop", "in.0")
+NEAR = np.abs(FAR) <= 3
+SHARES = [
+    ("window-off-by-one", NEAR, np.abs(FAR) <= 4),
+    ("window-off-by-one", NEAR, NEAR & (FAR < 3)),
+    ("mask-missing", NEAR, EVERYTHING),
+    ("mask-off-by-one", CAUSAL, FAR <= 1),
+    ("mask-missing", CAUSAL, EVERYTHING),
+]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("fill", [-1e9, -1e30])
+@pytest.mark.parametrize(("label", "ours", "theirs"), SHARES)
+def test_what_shares_of_keys_hide_is_named_with_nothing_else_recorded(
+    label: str, ours: np.ndarray, theirs: np.ndarray, fill: float, padded: bool
+) -> None:
+    base, real = scores(keys(6)), lengths(10, 12, 7) if padded else lengths(12, 12, 12)
+    expected, found = (shares(hidden(base, shown & real, fill)) for shown in (ours, theirs))
+    assert cause(expected, found, FLOAT32, DROP).label == label
+
+
+def test_other_shares_of_the_keys_that_both_show_are_no_mask() -> None:
+    base = scores(keys(6))
+    expected, found = shares(hidden(base, NEAR, -1e9)), shares(hidden(1.3 * base, np.abs(FAR) <= 4, -1e9))
+    assert cause(expected, found, FLOAT32, DROP).label not in OF_MASKS

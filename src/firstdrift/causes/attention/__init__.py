@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 from ...traces import Array
 from ..evidence import Evidence
 from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
 from . import bias_claims, cached, expansions, heads, masks, page_orders, pages, positions, scoring
+from .between import WAYS, Way, made_between
 from .claims import Case, Claim, Variant, finding, narrowed
 from .fitting import Over, Reference, fit, patience, search, search_biased
 from .nearby import Nearby, nearby, tables_of
@@ -42,9 +43,10 @@ OF_SOME_HEADS: Stages = (  # or with pages, which are divided into heads as they
 def attention(evidence: Evidence) -> Iterator[Finding]:
     """Every single change to the reference's attention that gives the candidate's numbers."""
     limit = EXACT * max(evidence.noise, LEAST_NOISE)
-    if evidence.expected.shape != evidence.found.shape or not _attends(evidence):
+    made = made_between(evidence) if evidence.expected.shape == evidence.found.shape else None
+    if evidence.expected.shape != evidence.found.shape or (made is None and not _attends(evidence)):
         return
-    near = nearby(evidence, limit)
+    near = nearby(evidence, limit, made)
     case = _case(evidence, near, fit, limit, patience())
     stages = STAGES if case is None else MASKED
     if case is not None and (yield from _told(evidence, case, STAGES)):
@@ -125,20 +127,20 @@ def _case(
 ) -> Case | None:  # fmt: skip
     """The reference's attention and the candidate's problem; None where no formula reproduces the reference, or the
     candidate too. With a mask, as the attention is where it was given that."""
-    for layout in LAYOUTS:
-        ways = partial(find, attrs=evidence.attrs, limit=limit, over=over)
-        case = _read(evidence, near, layout, ways, limit, mask)
+    for way, layout in product((*WAYS, None) if near.made is not None else (None,), LAYOUTS):
+        tried = partial(find, attrs=evidence.attrs, limit=limit, over=over if way is None else patience())
+        case = _read(evidence, near, layout, way, tried, limit, mask)
         if case is not None:
             return case if case.whole > limit else None
     return None
 
 
 def _read(
-    evidence: Evidence, near: Nearby, layout: str, find: Callable[..., Reference | None], limit: float,
-    mask: Floats | None,
+    evidence: Evidence, near: Nearby, layout: str, way: Way | None, find: Callable[..., Reference | None],
+    limit: float, mask: Floats | None,
 ) -> Case | None:  # fmt: skip
-    """The case as it is when the axes are those of a layout."""
-    mine, other = (sources(evidence, candidate, layout, mask, near) for candidate in (False, True))
+    """The case as it is when the axes are those of a layout, and the operands were made in some way."""
+    mine, other = (sources(evidence, candidate, layout, mask, near, way) for candidate in (False, True))
     if mine is None or other is None:
         return None
     if other.bias is None:  # of one that only the reference was given, the candidate may still show the lack

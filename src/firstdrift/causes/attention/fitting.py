@@ -60,7 +60,7 @@ def patience() -> Over:
 def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
     """The stated or usual settings that reproduce the reference within a limit, or None."""
     trials = _trials(given, other, attrs, limit)
-    for stage in (plain, turned, kinds, local):
+    for stage in (plain, turned, local, kinds):
         for trial in trials:
             proposals = stage(trial.base, trial.whole, given, attrs)
             for proposal in measured(proposals, trial.few, limit, over) if stage is kinds else proposals:

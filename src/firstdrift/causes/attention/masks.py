@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from .claims import Case, Claim
-from .formula import Settings
+from .formula import HIDDEN, Settings
+from .mask_edges import moved_edges
 
 
 def diagonal(case: Case) -> Iterator[Claim]:
@@ -105,6 +106,19 @@ def padding(case: Case) -> Iterator[Claim]:
             yield Claim("mask-missing", "a mask is applied that the reference ignores", claim)
 
 
+def edges(case: Case) -> Iterator[Claim]:
+    """A mask of keys that begins or ends one key sooner or later."""
+    base, given = case.settings, case.problem.operands.mask
+    if given is None or not base.mask or given.shape[2] != 1:
+        return
+    shown = given > HIDDEN if base.mask in ("add", "hide") else (given != 0) == (base.mask == "keep")
+    for said, moved in moved_edges(shown):
+        if not np.array_equal(moved, shown) and moved.any(axis=-1).all():
+            operands = replace(case.problem.operands, mask=np.asarray(moved, np.float64), memory={})
+            other = replace(case.problem, operands=operands)
+            yield Claim("mask-off-by-one", said, replace(base, mask="keep"), problem=other)
+
+
 def hiding(case: Case) -> Iterator[Claim]:
     """Keys that are hidden in a way that does not hide them."""
     base = case.settings
@@ -123,4 +137,4 @@ def _first_different(case: Case) -> int | None:
     return int(np.argmax(bad)) if bad.any() and not bad[0] else None
 
 
-VARIANTS = (diagonal, window, padding, hiding)
+VARIANTS = (diagonal, window, padding, edges, hiding)

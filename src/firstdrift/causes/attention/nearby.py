@@ -10,6 +10,7 @@ import numpy as np
 
 from ...sites import Site
 from ..evidence import Evidence
+from .between import Both
 from .extras import LARGEST_COSINE
 from .norming import Norm, norms_of_one_side
 from .rotary import Floats
@@ -20,20 +21,23 @@ MOST_PAIRS = 8  # of outputs that may be rotary tables
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Nearby:
-    """What was found, read once: `tables` and `biases` of the reference and of the candidate, and `norms` with what
-    they were given."""
+    """What was found, read once: `tables` and `biases` of the reference and of the candidate, `norms` with what
+    they were given, and the operands that modules `made` between the projections and the attention."""
 
     tables: tuple[dict[str, Floats], dict[str, Floats]] = field(default_factory=lambda: ({}, {}))
     biases: tuple[dict[str, Floats], dict[str, Floats]] = field(default_factory=lambda: ({}, {}))
     norms: dict[str, tuple[Norm, Floats]] = field(default_factory=dict)
+    made: Both | None = None
 
 
-def nearby(evidence: Evidence, limit: float) -> Nearby:
+def nearby(evidence: Evidence, limit: float, made: Both | None = None) -> Nearby:
     """Everything around an attention that it may have been computed from."""
     given = [_given(evidence, candidate) for candidate in (False, True)]
     tables = [_tables(evidence, candidate, given[candidate]) for candidate in (False, True)]
     biases = [{name: value for name, value in one.items() if value.ndim in (3, 4)} for one in given]
-    return Nearby((tables[0], tables[1]), (biases[0], biases[1]), norms_of_one_side(evidence, limit))
+    used = set() if made is None else {f"{site.name}:{site.port}" for site, _ in made[0].rest}
+    tables = [{name: value for name, value in one.items() if name not in used} for one in tables]
+    return Nearby((tables[0], tables[1]), (biases[0], biases[1]), norms_of_one_side(evidence, limit), made)
 
 
 def _given(evidence: Evidence, candidate: bool) -> dict[str, Floats]:

@@ -1,12 +1,14 @@
-"""Scores that are a tensor of their own, as what a softmax is given: of both sides, and which of them are hidden."""
+"""Scores that are a tensor of their own, as what a softmax is given or returns: of both sides, and which are hidden."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...traces import Array
 from ..agreement import limit
 from ..evidence import Evidence
 from ..regions import heads_of
@@ -15,6 +17,8 @@ from .rotary import Floats
 from .sources import sources
 
 Places = NDArray[np.bool_]
+OFF_ONE = 0.02  # that shares sum to, where they were rounded
+NO_SHARE = 1e-30
 FEW_SAMPLES, FEW_HEADS, FEW_QUERIES = 8, 2, 12  # that are looked at first
 
 
@@ -41,6 +45,13 @@ class Scores:
         """Where both sides show a key."""
         return self.expected_shown & self.found_shown
 
+    def without_itself(self) -> Scores:
+        """The same without the keys that are seen by their own query alone, as padding is where it has to see one."""
+        own = self.distance == 0
+        seen = [(x & ~own).any(axis=(1, 2), keepdims=True) for x in (self.expected_shown, self.found_shown)]
+        hidden = own & ~(seen[0] | seen[1])
+        return replace(self, expected_shown=self.expected_shown & ~hidden, found_shown=self.found_shown & ~hidden)
+
     def few(self) -> Scores:
         """Some heads and queries of some samples."""
         rows = np.unique(np.linspace(0, self.expected.shape[2] - 1, FEW_QUERIES).astype(np.intp))
@@ -66,10 +77,59 @@ def observed_scores(evidence: Evidence) -> Scores | None:
     if np.isnan(expected).any() or np.isnan(found).any():
         return None
     shown = expected > HIDDEN, found > HIDDEN
-    queries, keys = shape[2:]
-    distance = np.asarray(np.arange(keys) - np.arange(queries)[:, None] - (keys - queries), np.intp)
-    scores = Scores(expected, found, *shown, distance, limit(evidence))
+    scores = Scores(expected, found, *shown, _distance(*shape[2:]), limit(evidence))
     return scores if 0.0 < scores.few().enough < np.inf else None
+
+
+def observed_shares(evidence: Evidence) -> Iterator[Scores]:
+    """The shares of keys that differ, as a softmax leaves them; with all queries, and without those that see none.
+
+    What is hidden has no share, and gives what it had to the other keys of its query: the reference's shares are told
+    as those that its keys have of what both sides show. A query of padding that may see nothing shows anything.
+    """
+    expected, found = (np.asarray(x) for x in (evidence.expected, evidence.found))
+    if evidence.site.phase != "fwd" or expected.shape != found.shape or expected.dtype.kind != "f":
+        return
+    if expected.ndim != 4 or min(expected.shape[2:]) < 2 or not (_are_shares(expected) and _are_shares(found)):
+        return
+    expected, found = (np.asarray(x, np.float64) for x in (expected, found))
+    first = _with_shares(expected), _with_shares(found)
+    blind = _blind(first[0]) | _blind(first[1])
+    for shown in (first, (first[0] & ~blind, first[1] & ~blind)) if blind.any() else (first,):
+        both = shown[0] & shown[1]
+        if both.sum() < 2 * both.any(axis=-1).sum():  # one key alone has any share
+            continue
+        ours, theirs = (np.where(both, x, 0.0).sum(axis=-1, keepdims=True) for x in (expected, found))
+        kept = expected * (theirs / np.where(ours > 0, ours, 1.0))
+        yield Scores(kept, found, *shown, _distance(*expected.shape[2:]), limit(evidence))
+
+
+def _are_shares(x: Array) -> bool:
+    """Whether numbers are the shares of keys: the first queries are looked at before all."""
+    floats = np.asarray(x, np.float64)
+    return all(
+        bool((y >= 0).all() and (np.abs(y.sum(axis=-1) - 1) < OFF_ONE).all()) for y in (floats[:1, :1, :8], floats)
+    )
+
+
+def _with_shares(shares: Floats) -> Places:
+    """Which keys have a share; a query whose keys all have the same sees none of them."""
+    level = shares.max(axis=-1, keepdims=True) == shares.min(axis=-1, keepdims=True)
+    return np.asarray((shares > NO_SHARE) & ~level)
+
+
+def _blind(shown: Places) -> Places:
+    """The queries that may see nothing: they show no key, or also keys that are hidden from those that see some."""
+    all_keys = shown.all(axis=-1, keepdims=True)
+    elsewhere = (shown & ~all_keys).any(axis=(1, 2), keepdims=True)
+    return np.asarray(
+        (all_keys & elsewhere.any(axis=-1, keepdims=True) & ~elsewhere.all(axis=-1, keepdims=True))
+        | ~shown.any(axis=-1, keepdims=True)
+    )
+
+
+def _distance(queries: int, keys: int) -> NDArray[np.intp]:
+    return np.asarray(np.arange(keys) - np.arange(queries)[:, None] - (keys - queries), np.intp)
 
 
 def _feeds_softmax(evidence: Evidence) -> bool:

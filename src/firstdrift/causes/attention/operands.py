@@ -34,9 +34,9 @@ def operands(given: Sources, shape: Shape, heads: int, kv_heads: int) -> Operand
             return None
         parts, rotated = told
     elif "qkv" in parts:
-        parts = _divided(parts["qkv"], "qkv", shape, heads, kv_heads)
+        parts = _divided(parts["qkv"], "qkv", shape, heads, kv_heads) | parts  # of which some may have been changed
     elif "kv" in parts:
-        parts |= _divided(parts["kv"], "kv", Shape(shape.split, "kv"), kv_heads, kv_heads)
+        parts = _divided(parts["kv"], "kv", Shape(shape.split, "kv"), kv_heads, kv_heads) | parts
     if not {"q", "k", "v"} <= set(parts):
         return None
     q, k, v = (parts[name] for name in (shape.order if "qkv" not in given.parts else "qkv"))

@@ -113,8 +113,9 @@ def problem(operands: Operands, observed: Floats, other: Floats, profile: tuple[
     reads = "out"
     if observed.ndim == 4:
         with np.errstate(invalid="ignore"):
-            sums = other.sum(axis=-1)
-            reads = "probabilities" if (other >= 0).all() and np.abs(sums - 1).max(initial=0.0) < 0.1 else "scores"
+            told = [np.abs(one.sum(axis=-1) - 1).max(initial=0.0) < 0.1 for one in (other, observed)]
+            shares = any(told) and bool((other >= 0).all() and (observed >= 0).all())  # one may leave out a share
+            reads = "probabilities" if shares else "scores"
     return Problem(operands, observed, other, reads, np.arange(operands.q.shape[1]), profile)
 
 

@@ -1,16 +1,20 @@
-"""Which keys are hidden, read off the scores themselves: two masks that differ by a diagonal, a band or padding."""
+"""Which keys are hidden, read off the scores or shares: two masks that differ by a diagonal, a band or padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ..evidence import Evidence
 from ..hypotheses import Finding
-from .observing import Places, Scores, observed_scores
+from .mask_edges import moved_edges
+from .observing import Places, Scores, observed_scores, observed_shares
+
+Said = tuple[str, str, int, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +30,31 @@ class _Band:
 
 
 def other_mask(evidence: Evidence) -> Iterator[Finding]:
-    """The scores that both sides show agree, and what each hides differs in a way that has a name."""
+    """The scores, or shares, that both sides show agree, and what each hides differs in a way that has a name."""
     scores = observed_scores(evidence)
-    if scores is None or np.array_equal(scores.expected_shown, scores.found_shown):
+    readings = observed_shares(evidence) if scores is None else iter([scores])
+    for one in readings:
+        ways = (_open,) if scores is not None else ()
+        told = (*_named(evidence, one, (*ways, _bands, _padding)),) or (
+            *_named(evidence, one.without_itself(), (_bands, _padding)),
+        )
+        yield from told
+        if told:
+            return
+
+
+def _named(evidence: Evidence, scores: Scores, ways: Iterable[Callable[[Scores], Iterator[Said]]]) -> Iterator[Finding]:
+    """The first name that there is for where two masks differ."""
+    if np.array_equal(scores.expected_shown, scores.found_shown):
         return
     both = scores.both
     left = float(np.linalg.norm((scores.found - scores.expected)[both]))
     if not both.any() or left > scores.enough:
         return
     predicted = np.where(both, scores.expected, scores.found).reshape(evidence.found.shape)
-    for label, said, free, facts in (*_open(scores), *_bands(scores), *_padding(scores)):
+    for label, said, free, facts in chain.from_iterable(way(scores) for way in ways):
         yield Finding(label, said, predicted, free, facts)
         return
-
-
-Said = tuple[str, str, int, dict[str, Any]]
 
 
 def _open(scores: Scores) -> Iterator[Said]:
@@ -123,7 +137,8 @@ def _band(scores: Scores, shown: Places, real: Places) -> _Band | None:
 
 
 def _padding(scores: Scores) -> Iterator[Said]:
-    """The keys that one side hides in all queries of a sample are all shown on the other. `ours` is (batch, keys)."""
+    """The keys that one side hides in all queries of a sample are all shown on the other, or those at the edges of what
+    is hidden. `ours` is (batch, keys)."""
     ours, theirs = (np.asarray(shown.any(axis=(1, 2))) for shown in (scores.expected_shown, scores.found_shown))
     common = (ours & theirs)[:, None, None]
     if not np.array_equal(scores.expected_shown & common, scores.found_shown & common):
@@ -135,3 +150,6 @@ def _padding(scores: Scores) -> Iterator[Said]:
         yield "mask-missing", f"keys are seen that the mask of the reference hides, {where}", 0, facts
     elif changed.any() and ours[changed].all():
         yield "mask-missing", f"keys are hidden by a mask that the reference has not, {where}", 0, facts
+    for said, moved in moved_edges(ours) if changed.any() else ():
+        if np.array_equal(theirs, moved):
+            yield "mask-off-by-one", f"{said}, {where}", 0, facts

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..evidence import Evidence
+from .between import Way, handed_on
 from .extras import mask_of, masks_among, tables_among
 from .latent import latent_parts
 from .nearby import Nearby
@@ -39,6 +40,9 @@ class Sources:
     sinks: Floats | None = None  # learned scores of a key without a value, one of each head
 
 
+Found = tuple[dict[str, Floats], int | None, tuple[Floats, Floats] | None]  # parts, heads, the output projection
+
+
 @dataclass(slots=True)
 class _Found:
     parts: dict[str, Floats] = field(default_factory=dict)
@@ -47,9 +51,10 @@ class _Found:
 
 def sources(
     evidence: Evidence, candidate: bool, layout: str = LAYOUTS[0], other_mask: Floats | None = None,
-    near: Nearby | None = None,
+    near: Nearby | None = None, way: Way | None = None,
 ) -> Sources | None:  # fmt: skip
-    """The operands of one side, or None where this is no attention, or one to which another mask does not fit."""
+    """The operands of one side, or None where this is no attention, or one to which another mask does not fit; in some
+    way those that modules between the projections and the attention made."""
     near = near or Nearby()
     recorded = evidence.candidate_inputs if candidate else evidence.inputs
     seen = evidence.found if candidate else evidence.expected
@@ -63,9 +68,12 @@ def sources(
             return None
         given = {k: value.swapaxes(first, first + 1) if value.ndim == rank else value for k, value in given.items()}
         observed = observed.swapaxes(first, first + 1)
-    found = _projected(given, observed) or _from_weights(evidence, given, candidate) or _unnamed(given, observed)
-    if found is None and layout == LAYOUTS[0] and (pair := divided_before(evidence, candidate, observed)) is not None:
-        found = pair, observed.shape[1], None
+    found: Found | None
+    if way is not None:
+        found = None if near.made is None else handed_on(near.made[candidate], observed, way)
+        given = {name: value for name, value in given.items() if name.partition(":")[0] not in _used(near)}
+    else:
+        found = _recorded(evidence, given, observed, candidate, layout)
     if found is None:
         return None
     parts, heads, projection = found
@@ -88,6 +96,21 @@ def sources(
     tokens = max(keys, queries)
     rotary = tables_among(rest, tokens) or tables_among(near.tables[candidate], tokens)
     return Sources(parts, target, heads, mask, bias, rotary, projection, sinks=_sinks(evidence, candidate))
+
+
+def _recorded(
+    evidence: Evidence, given: Mapping[str, Floats], observed: Floats, candidate: bool, layout: str
+) -> Found | None:
+    """The operands as the projections left them, or as whatever is called like them."""
+    found = _projected(given, observed) or _from_weights(evidence, given, candidate) or _unnamed(given, observed)
+    if found is None and layout == LAYOUTS[0] and (pair := divided_before(evidence, candidate, observed)) is not None:
+        return pair, observed.shape[1], None
+    return found
+
+
+def _used(near: Nearby) -> set[str]:
+    """The modules whose outputs are operands, and so neither masks nor biases."""
+    return set() if near.made is None else {site.name for site, _ in near.made[0].rest}
 
 
 def with_norms(given: Sources, norms: Mapping[str, tuple[Norm, Floats]], mine: Sources, limit: float) -> Sources:
