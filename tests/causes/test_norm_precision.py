@@ -123,3 +123,67 @@ def test_a_norm_whose_statistics_alone_are_short_is_told(dtype, name, root, cent
     y = y * torch.tensor(GAIN) + (torch.tensor(BIAS) if centred else 0)
     said = said_of(y.numpy(), centred)
     assert (said.label, said.parameters["dtype"]) == ("dtype-rounding", name), said
+
+
+IMAGE = 2 * numbers(3, 12, 5, 6) + 0.3
+CHANNEL_GAIN, CHANNEL_BIAS = 1 + 0.2 * numbers(12, seed=3), 0.2 * numbers(12, seed=4)
+MEAN, VARIANCE = 0.3 * numbers(12, seed=5), 1 + 0.5 * numbers(12, seed=6) ** 2
+
+
+def of_an_image(kind, dtype=None, statistics=False, x=IMAGE):
+    """A group or batch norm of which all steps, or the statistics alone, are short; its gain and bias are not."""
+    x = torch.tensor(x)
+    shaped, over = (x.view(3, 4, -1), -1) if kind == "group" else (x, (0, 2, 3))
+    h = shaped if dtype is None else shaped.to(dtype)
+    if kind == "running":
+        mean, variance = (torch.tensor(one).to(h.dtype)[:, None, None] for one in (MEAN, VARIANCE))
+    else:
+        mean = h.mean(over, keepdim=True)
+        variance = (h - mean).square().mean(over, keepdim=True)
+    root = (variance + 1e-5).sqrt()
+    y = (shaped - mean.double()) / root.double() if statistics else ((h - mean) / root).double()
+    y = y.view(x.shape) * torch.tensor(CHANNEL_GAIN)[:, None, None] + torch.tensor(CHANNEL_BIAS)[:, None, None]
+    return y.numpy()
+
+
+def said_of_an_image(kind, found):
+    weights = {"weight": CHANNEL_GAIN, "bias": CHANNEL_BIAS}
+    if kind == "running":
+        weights |= {"running_mean": MEAN, "running_var": VARIANCE}
+    known = {"op": "GroupNorm" if kind == "group" else "BatchNorm2d", "attrs": {"eps": 1e-5}, "parameters": weights}
+    return cause(of_an_image(kind), lambda _: found, NOISE, inputs={"in.0": IMAGE}, replayed=True, **known)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("kind", ["group", "batch", "running"])
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "f16"), (torch.bfloat16, "bf16")])
+def test_group_and_batch_norms_that_are_short_are_told(dtype, name, kind, statistics):
+    said = said_of_an_image(kind, of_an_image(kind, dtype, statistics))
+    assert (said.label, said.parameters["dtype"]) == ("dtype-rounding", name), said
+
+
+@pytest.mark.parametrize("kind", ["group", "batch", "running"])
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda y: blurred(y, 3e-4),
+        lambda y: y * (1 + 3e-4 * numbers(3, 12, 1, 1, seed=7)),
+        lambda y: y + 3e-4 * numbers(1, 12, 1, 1, seed=7),
+    ],
+)
+def test_group_and_batch_norms_that_are_off_otherwise_are_not_called_rounded(kind, found):
+    assert said_of_an_image(kind, found(of_an_image(kind))).label != "dtype-rounding"
+
+
+def test_the_groups_of_a_large_image_are_told_from_a_few():
+    big = 2 * numbers(2, 12, 80, 90)
+    weights = {"weight": CHANNEL_GAIN, "bias": CHANNEL_BIAS}
+    group, short = torch.nn.functional.group_norm, torch.tensor(big).half()
+    gain, bias = (torch.tensor(one)[:, None, None] for one in (CHANNEL_GAIN, CHANNEL_BIAS))
+    parts = short.view(2, 4, -1)
+    mean = parts.mean(-1, keepdim=True)
+    y = ((parts - mean) / ((parts - mean).square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(big.shape)
+    expected = group(torch.tensor(big), 4, gain.flatten(), bias.flatten()).numpy()
+    known = {"inputs": {"in.0": big}, "parameters": weights, "op": "GroupNorm", "attrs": {"eps": 1e-5}}
+    said = cause(expected, lambda _: (y.double() * gain + bias).numpy(), NOISE, **known)
+    assert (said.label, said.parameters["dtype"]) == ("dtype-rounding", "f16"), said

@@ -12,7 +12,7 @@ from torch import nn
 
 from firstdrift.causes.evidence import Evidence
 from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.mixture.routing import HYPOTHESES
+from firstdrift.causes.mixture.routing import HYPOTHESES, mixture, router_weights
 from firstdrift.sites import Site
 
 
@@ -183,7 +183,8 @@ def test_an_unrelated_difference_is_not_explained_by_routing(which: int) -> None
 def test_nothing_is_said_where_no_router_makes_the_reference(which: int) -> None:
     weights = both(SOFT, renormalised=False)[which]
     moved = {name: value[::-1].copy() for name, value in weights.inputs.items()}
-    assert explain(replace(weights, inputs=moved, candidate_inputs=moved), HYPOTHESES).label == "unknown"
+    moved_evidence = replace(weights, inputs=moved, candidate_inputs=moved)
+    assert explain(moved_evidence, (router_weights, mixture)).label == "unknown"
 
 
 @pytest.mark.parametrize("which", [0, 1])

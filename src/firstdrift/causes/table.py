@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import attention, by_definition, elementwise, fed, integrity, linear, missing_modules, wiring
+from . import adapters, attention, by_definition, elementwise, fed, integrity, linear, missing_modules, two_axes, wiring
 from .activations import activated, activation_variants, clamped_gates, gate_inputs
 from .backward import gradients
 from .hypotheses import Hypothesis
@@ -22,9 +22,9 @@ from .weight import weight_copies, weights
 # what speaks of one phase only, and the cheap before the expensive.
 FAMILIES = (
     by_definition, weight_copies, fed, integrity, weights, losses, gradients, optimizers, wiring, missing_modules,
-    elementwise, layouts, permutations, shared_heads, rounding, operand_rounding, quantisation, quantisers,
-    fake_quantisers, glue, activated, gate_inputs, stray_terms, lone_terms, packing, clamped_gates,
-    activation_variants, norms, linear, embeddings, rope, some_slices, spatial, token_pooling, recurrent,
+    elementwise, two_axes, layouts, permutations, shared_heads, rounding, operand_rounding, quantisation,
+    quantisers, fake_quantisers, glue, activated, gate_inputs, stray_terms, lone_terms, packing, clamped_gates,
+    activation_variants, norms, linear, adapters, embeddings, rope, some_slices, spatial, token_pooling, recurrent,
     attention, routing,
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 from .sums.branches import ancestors
+from .updates import update_of
 
 COMPARED_PHASES = frozenset({"fwd", "agrad"})
 TRIED = 1024  # elements by which another tensor is tried
@@ -38,7 +39,10 @@ def skipped_op(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
-    """found is what the same site gave earlier, what a part like it in a layer before gave, or a later state of it."""
+    """found is what the same site gave earlier, what a part like it in a layer before gave, or a later state of it.
+
+    What the reference makes of an earlier state by one more update is that update left out.
+    """
     site = evidence.site
     if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
         return
@@ -51,6 +55,11 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
         value = _equal_tensor(evidence, earlier)
         if value is None or _handed_on(evidence, earlier):
             continue
+        is_state = site.phase == "fwd" and (earlier not in own or site.port.startswith("in."))
+        if is_state and (update := update_of(evidence, earlier, before)) is not None:
+            said = f"found is {_place(earlier)} unchanged: the update by {update} is not made"
+            yield Finding("skipped-op", said, value, 0, {"site": list(earlier), "update": list(update.term)})
+            return
         if earlier in own:
             said = f"found is the output of {_when(earlier)}, which came before"
         elif _role(earlier) == _role(site):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from operator import methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...strict_json import Json
 from .. import formulas
 from ..evidence import Evidence
 from ..formulas import PAD_MODES, Axis
@@ -20,15 +18,15 @@ from ..hypotheses import Finding, Hypothesis
 from ..layout.flattening import flattened
 from ..precision.operands import Coarsening, coarsenings
 from ..variants import Screen, Variant, findings, forward, parameter, reproduces, slight
-from . import borders, resized_addends, resized_tables
+from . import borders, resized_addends, resized_images, resized_tables, row_maps
 from .points import Points, gathered, points_of
 from .pooling import pool, resized
+from .settings import geometries
 from .unpadded import unpadded
 
 Floats = NDArray[np.float64]
 
 COST = 2 * 10**9  # multiplications that the whole may cost
-LARGEST_STRIDE, LARGEST_DILATION = 4, 3  # to be guessed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,43 +104,11 @@ def _read(evidence: Evidence) -> Convolution | None:
     one = Convolution(
         np.asarray(x, np.float64), np.asarray(seen, np.float64), weight, usable, (), groups, shape[2:]
     )  # fmt: skip
-    for axes in _geometries(evidence.attrs, weight.shape[2:], x.shape[2:], shape[2:]):
+    for axes in geometries(evidence.attrs, weight.shape[2:], x.shape[2:], shape[2:]):
         tried = replace(one, axes=axes, points=points)
         if reproduces(tried(tried.x), expected, evidence.noise):
             return replace(tried, points=None)
     return None
-
-
-def _geometries(
-    attrs: Mapping[str, Json], kernel: tuple[int, ...], sizes: tuple[int, ...], out: tuple[int, ...]
-) -> Iterator[tuple[Axis, ...]]:
-    """What is stated first; then all settings that lead to the output's size, alike along all axes."""
-    stated = [attrs.get(name) for name in ("stride", "padding", "dilation")]
-    mode = attrs.get("padding_mode", "zeros")
-    count = len(kernel)
-    strides, paddings, dilations = (_numbers(one, count) for one in stated)
-    if strides and dilations and mode in PAD_MODES:
-        if stated[1] == "same":
-            paddings = [d * (k - 1) // 2 for d, k in zip(dilations, kernel, strict=True)]
-        elif stated[1] == "valid":
-            paddings = [0] * count
-        for each in (str(mode), *(one for one in PAD_MODES if one != mode)) if paddings else ():
-            yield tuple(Axis(*one, each) for one in zip(kernel, strides, paddings, dilations, strict=True))
-    for stride, dilation in product(range(1, LARGEST_STRIDE + 1), range(1, LARGEST_DILATION + 1)):
-        for before in range(dilation * (max(kernel) - 1) + 1):
-            axes = tuple(Axis(k, stride, min(before, dilation * (k - 1)), dilation) for k in kernel)
-            fits = all(
-                0 <= (count - 1) * stride - axis.before <= size + axis.before
-                and abs((size + 2 * axis.before - dilation * (axis.kernel - 1) - 1) // stride + 1 - count) <= 1
-                for axis, size, count in zip(axes, sizes, out, strict=True)
-            )
-            if fits:
-                yield from (tuple(replace(axis, mode=one) for axis in axes) for one in PAD_MODES)
-
-
-def _numbers(said: Json, count: int) -> list[int]:
-    given = [said] * count if isinstance(said, int) else said if isinstance(said, list) else []
-    return [one for one in given if isinstance(one, int)] * (count if len(given) == 1 else 1)
 
 
 def _kernels(whole: Convolution) -> Iterator[Variant[Convolution]]:
@@ -249,6 +215,6 @@ def _with(label: str, sentence: str, **changes: Any) -> Variant[Convolution]:
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
-    convolution, pool, resized, *resized_tables.HYPOTHESES, *resized_addends.HYPOTHESES, *borders.HYPOTHESES,
-    flattened,
+    convolution, pool, resized, *resized_tables.HYPOTHESES, *resized_addends.HYPOTHESES, *resized_images.HYPOTHESES,
+    *borders.HYPOTHESES, flattened, *row_maps.HYPOTHESES,
 )  # fmt: skip

@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..agreement import limit
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..regions import heads_of
 from ..screening import positions, sampled
+from . import joined
+from .axes_moved import Shape, source
 from .merged_axes import has_heads
 
 TRIED = 2048  # elements by which an order of axes is tried
 MOST_AXES = 5
 SPLITS = 24  # ways of splitting an axis that are tried where the number of heads is not known
-
-Shape = tuple[int, ...]
 
 
 def axis_order(evidence: Evidence) -> Iterator[Finding]:
@@ -35,19 +34,12 @@ def axis_order(evidence: Evidence) -> Iterator[Finding]:
         return
     for split in _splits(evidence):
         for axes in permutations(range(len(split))):
-            source = _source(split, axes, at)
-            if (source == at).all() or np.linalg.norm(np.asarray(flat[source], np.float64) - found) > enough:
+            taken = source(split, axes, at)
+            if (taken == at).all() or np.linalg.norm(np.asarray(flat[taken], np.float64) - found) > enough:
                 continue
             predicted = evidence.expected.reshape(split).transpose(axes).reshape(shape)
             label, sentence = _told(evidence, split, axes)
             yield Finding(label, sentence, predicted, 0, {"shape": list(split), "axes": list(axes)})
-
-
-def _source(split: Shape, axes: Shape, at: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Where in the tensor the elements lie that the other order of axes brings to these places."""
-    there = np.unravel_index(at, tuple(split[axis] for axis in axes))
-    here = [there[axes.index(axis)] for axis in range(len(split))]
-    return np.asarray(np.ravel_multi_index(here, split))
 
 
 def _splits(evidence: Evidence) -> Iterator[Shape]:
@@ -83,4 +75,4 @@ def _told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:
     return "axis-order", f"the numbers of shape {split} are read with the axes in the order {axes}"
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (axis_order,)
+HYPOTHESES: tuple[Hypothesis, ...] = (axis_order, *joined.HYPOTHESES)

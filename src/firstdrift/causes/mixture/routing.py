@@ -10,7 +10,7 @@ import numpy as np
 
 from ..evidence import Evidence
 from ..hypotheses import DOMINANT, EXACT, LEAST_NOISE, Finding, Hypothesis
-from . import experts
+from . import experts, row_sums
 from .expert_sums import Experts, Floats, Router, best_first, other_norms, rows, weights
 
 SCORES = ("softmax", "sigmoid", "logits")
@@ -175,4 +175,6 @@ def _close(made: Floats, expected: Floats, limit: float) -> bool:
     return float(np.linalg.norm(made - expected)) <= limit * size
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (router_weights, mixture, *experts.HYPOTHESES)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    router_weights, mixture, *row_sums.HYPOTHESES, *experts.HYPOTHESES,
+)  # fmt: skip

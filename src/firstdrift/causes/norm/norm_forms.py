@@ -62,7 +62,7 @@ class Form:
         numerator, variance = self.parts(x, case)
         root = np.sqrt(variance) + self.eps if self.outside else np.sqrt(variance + self.eps)
         with np.errstate(all="ignore"):
-            y = self._back(numerator / root, x)
+            y = self.joined(numerator / root, x)
         gain = self.scale(case)
         y = y if gain is None else y * gain
         return y + case.bias if self.bias and case.bias is not None else y
@@ -77,7 +77,7 @@ class Form:
             assert case.mean is not None
             assert case.variance is not None
             return x - case.mean, case.variance
-        values, axes = self._split(x)
+        values, axes = self.parted(x)
         shifted = values - values.mean(axes, keepdims=True) if self.centred or self.deviation else values
         spread = shifted if self.deviation else values
         count = 1 if self.length else np.prod([values.shape[axis] for axis in axes])
@@ -97,7 +97,7 @@ class Form:
             axes: tuple[int, ...] = tuple(a for a in range(-x.ndim, 0) if variance.shape[a] == 1)
             values, trusted = target, trust
         else:
-            (values, axes), (trusted, _) = self._split(target), self._split(trust)
+            (values, axes), (trusted, _) = self.parted(target), self.parted(trust)
         with np.errstate(all="ignore"):
             size = (numerator**2 * trusted).sum(axes, keepdims=True)
             scale = (numerator * values).sum(axes, keepdims=True) / size
@@ -110,7 +110,8 @@ class Form:
         eps = float((raw[usable] * confidence).sum() / confidence.sum())
         return eps, float((1 if self.outside else 2) * noise / np.sqrt(confidence.sum()))
 
-    def _split(self, x: Floats) -> tuple[Floats, tuple[int, ...]]:
+    def parted(self, x: Floats) -> tuple[Floats, tuple[int, ...]]:
+        """A tensor with its groups on an axis of their own, and the axes that statistics go over."""
         if self.groups == 1:
             return x, self.axes
         at = x.ndim + self.split
@@ -120,7 +121,8 @@ class Form:
         axes = tuple(a if a > self.split else a - 1 for a in self.axes if a != self.split)
         return x.reshape(*x.shape[:at], *parts, *x.shape[at + 1 :]), (*axes, within - x.ndim - 1)
 
-    def _back(self, y: Floats, x: Floats) -> Floats:
+    def joined(self, y: Floats, x: Floats) -> Floats:
+        """What was parted, in the shape of `x` again."""
         return y if self.groups == 1 else y.reshape(x.shape)
 
 

@@ -3,7 +3,7 @@ though what comes in and goes out is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -16,7 +16,7 @@ from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..variants import ROUNDED, distance, forward, misfit
 from .norm_forms import LARGEST_EPS, Case, Form, recognised
-from .norm_readings import PART, Reading, readings
+from .norm_readings import PART, Reading, readings, thinned
 
 Floats = NDArray[np.float64]
 
@@ -24,6 +24,7 @@ DTYPES = ("bf16", "f16")
 LARGEST = 16.0  # roundings of a dtype, which a norm makes no more of
 TRIED = 1 << 14  # elements on which the stages are tried
 MOST = 0.9  # of the elements, where noise decides some ties otherwise
+LONGEST = 1 << 12  # terms of a sum that is followed term by term
 SUMS = ("", "result", "running")  # not rounded, rounded in the end, or after every term
 ROOTS = ("rsqrt", "sqrt", "1/sqrt")
 
@@ -74,9 +75,10 @@ def rounds_inside(evidence: Evidence) -> Iterator[Finding]:
             reading.part, reading.forms, _stated(evidence), evidence.noise,
             max(limit(evidence), ROUNDED), reading.part.x.size > PART,
         )  # fmt: skip
-        if form is None or form.running or form.groups > 1:
+        if form is None:
             continue
-        found = _best(_tried(reading), form, limit(evidence))
+        case, few = _tried(reading, form)
+        found = _best(case, few, limit(evidence))
         if found is not None:
             whole = _or_tied(_norm(form, reading.whole, found), reading.whole.found, found)
             sums_only = found.sum == "running" and found.count == 1
@@ -101,22 +103,36 @@ def _stated(evidence: Evidence) -> list[float]:
     return [float(one) for one in said if isinstance(one, int | float) and 0 <= one <= LARGEST_EPS]
 
 
-def _tried(reading: Reading) -> Case:
-    """A few rows, where rows are normalised one by one; else the part that was recognised."""
+def _tried(reading: Reading, form: Form) -> tuple[Case, Form]:
+    """A few norms of the part that was recognised, each of them whole: rows, or the groups of a sample, or channels."""
     part = reading.part
-    if reading.along != "rows" or part.x.size <= TRIED or part.weight is None:
-        return part
-    tail = part.weight.shape
-    rows = max(TRIED // max(part.weight.size, 1), 4)
+    if part.x.size <= TRIED:
+        return part, form
+    if reading.along == "rows" and part.weight is not None:
+        tail = part.weight.shape
+        rows = max(TRIED // max(part.weight.size, 1), 4)
+        return _cut(part, lambda one: one.reshape(-1, *tail)[:rows]), form
+    if reading.along == "samples" and form.split in form.axes:
+        part = _cut(part, lambda one: one[:1])
+        groups = min(max(TRIED * form.groups // part.x.size, 1), form.groups)
+        kept = np.arange(groups * (part.x.shape[form.split] // form.groups))
+        return thinned(part, form.split, kept), replace(form, groups=groups)
+    if reading.along == "channels":
+        channels = part.x.shape[1]
+        return thinned(part, 1 - part.x.ndim, np.arange(max(TRIED * channels // part.x.size, 1))), form
+    return part, form
+
+
+def _cut(case: Case, cut: Callable[[Floats], Floats]) -> Case:
     names = ("x", "candidate_x", "expected", "found")
-    return replace(part, **{name: getattr(part, name).reshape(-1, *tail)[:rows] for name in names})
+    return replace(case, **{name: cut(getattr(case, name)) for name in names})
 
 
 def _best(case: Case, form: Form, enough: float) -> Stages | None:
     """The roundings that give what was found, the fewest that do; else those that give most elements of it."""
     size = max(float(np.linalg.norm(case.found)), 1e-300)
     nearest: tuple[float, Stages] | None = None
-    for stages in _all_stages():
+    for stages in _all_stages(case, form):
         made = _norm(form, case, stages)
         left = distance(case.found, made, size)
         if left <= enough:
@@ -143,12 +159,15 @@ def _or_tied(made: Floats, found: Floats, stages: Stages) -> Floats:
     return np.where(near, found, made)
 
 
-def _all_stages() -> list[Stages]:
+def _all_stages(case: Case, form: Form) -> list[Stages]:
+    """The ways of rounding, the fewest roundings first; no running sums where they would take long."""
+    values, axes = form.parted(case.x)
+    sums = SUMS if np.prod([values.shape[axis] for axis in axes]) <= LONGEST and not form.running else SUMS[:2]
     flags = (False, True)
     ways = [
         Stages(dtype, *one)
         for dtype in DTYPES
-        for one in product(flags, flags, flags, SUMS, flags, flags)
+        for one in product(flags, flags, flags, sums, flags, flags)
         if any(one)
     ]  # fmt: skip
     ways += [
@@ -160,23 +179,41 @@ def _all_stages() -> list[Stages]:
 
 def _norm(form: Form, case: Case, stages: Stages) -> Floats:
     """A norm with some of its steps rounded."""
-    x = stages.rounded(case.candidate_x, stages.input)
-    size = int(np.prod([x.shape[axis] for axis in form.axes]))
-    whole = stages.rounded(x.sum(form.axes, keepdims=True), stages.throughout and stages.sum)
+    values, axes = form.parted(case.candidate_x)
+    x = stages.rounded(values, stages.input)
+    mean, centred, variance = (_recorded if form.running else _measured)(form, case, x, axes, stages)
+    if stages.statistics:
+        centred = values - mean if form.centred else values
+    with np.errstate(all="ignore"):
+        y = form.joined(stages.rounded(_divided(form, centred, variance, stages), stages.normalised), case.candidate_x)
+    gain = form.scale(case)
+    y = y if gain is None else y * gain
+    return y + case.bias if form.bias and case.bias is not None else y
+
+
+def _measured(
+    form: Form, case: Case, x: Floats, axes: tuple[int, ...], stages: Stages
+) -> tuple[Floats, Floats, Floats]:
+    """The mean, what is centred by it, and the variance of what goes in."""
+    size = 1 if form.length else int(np.prod([x.shape[axis] for axis in axes]))
+    whole = stages.rounded(x.sum(axes, keepdims=True), stages.throughout and stages.sum)
     mean = stages.rounded(whole / size, stages.throughout)
     centred = stages.rounded(x - mean if form.centred else x, stages.centred)
     spread = centred if form.deviation == form.centred else x - mean if form.deviation else x
     squares = stages.rounded(spread**2, stages.squares)
     count = max(size - form.ddof, 1)
-    total = _running(squares, form.axes, stages) if stages.sum == "running" else squares.sum(form.axes, keepdims=True)
-    variance = stages.rounded(stages.rounded(total, stages.sum) / count, stages.variance)
-    if stages.statistics:
-        centred = case.candidate_x - mean if form.centred else case.candidate_x
-    with np.errstate(all="ignore"):
-        y = stages.rounded(_divided(form, centred, variance, stages), stages.normalised)
-    gain = form.scale(case)
-    y = y if gain is None else y * gain
-    return y + case.bias if form.bias and case.bias is not None else y
+    total = _running(squares, axes, stages) if stages.sum == "running" else squares.sum(axes, keepdims=True)
+    return mean, centred, stages.rounded(stages.rounded(total, stages.sum) / count, stages.variance)
+
+
+def _recorded(
+    form: Form, case: Case, x: Floats, axes: tuple[int, ...], stages: Stages
+) -> tuple[Floats, Floats, Floats]:
+    """The same of running statistics."""
+    assert case.mean is not None
+    assert case.variance is not None
+    mean = stages.rounded(case.mean, stages.throughout)
+    return mean, stages.rounded(x - mean, stages.centred), stages.rounded(case.variance, stages.variance)
 
 
 def _divided(form: Form, centred: Floats, variance: Floats, stages: Stages) -> Floats:

@@ -181,7 +181,7 @@ def _some_channels(whole: Case) -> Case:
         return whole
     flat = [np.moveaxis(one, 1, 0).reshape(whole.x.shape[1], -1) for one in (whole.expected, whole.found)]
     rows = telling(flat[0], flat[1], max(PART // flat[0].shape[1], 4))
-    return _thinned(whole, 1 - whole.x.ndim, rows)
+    return thinned(whole, 1 - whole.x.ndim, rows)
 
 
 def some_samples(whole: Case) -> Case:
@@ -197,11 +197,12 @@ def across(whole: Case, axes: tuple[int, ...]) -> Case:
         size = kept.x.shape[axis]
         if axis - whole.x.ndim not in axes and kept.x.size > PART:
             at = np.unique(np.linspace(0, size - 1, max(size * PART // kept.x.size, 1)).astype(np.intp))
-            kept = _thinned(kept, axis - whole.x.ndim, at)
+            kept = thinned(kept, axis - whole.x.ndim, at)
     return kept
 
 
-def _thinned(case: Case, axis: int, at: NDArray[np.intp]) -> Case:
+def thinned(case: Case, axis: int, at: NDArray[np.intp]) -> Case:
+    """Some places of a (negative) axis, with the parameters that belong to them."""
     cut = _cut(case, lambda one: np.take(one, at, axis=axis))
     vectors = {name: getattr(case, name) for name in ("weight", "bias", "mean", "variance")}
     met = {name: one for name, one in vectors.items() if one is not None and one.ndim >= -axis and one.shape[axis] > 1}
