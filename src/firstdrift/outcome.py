@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 
 from .compare.measuring import Measured
 from .compare.pairs import Alignment, Pair, Unmatched
@@ -38,10 +39,15 @@ def _missing_gradients(
     """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients.
 
     That of an output is lost only by a module whose output was seen, where any was: what runs compiled is not. And that
-    of a parameter is not lost where the candidate has one like it under a name of its own.
+    of a parameter is not lost where the same module of the candidate has one like it under a name of its own, or as
+    many numbers in other pieces.
     """
-    unpaired = {item.site for item in alignment.candidate_only if item.site.phase == "weight"}
-    called_otherwise = {(site.name, theirs[site].shape) for site in unpaired}
+    own_name = {record.site.name: pair.site.name for pair in alignment.pairs for record in pair.candidate}
+    unpaired = [item.site for item in alignment.candidate_only if item.site.phase == "weight"]
+    called_otherwise = {(own_name.get(site.name, site.name), theirs[site].shape) for site in unpaired}
+    lacking = [item.site for item in alignment.reference_only if item.site.phase == "weight" and item.site in ours]
+    pieces = _numbers(ours, lacking, {}).items() & _numbers(theirs, unpaired, own_name).items()
+    in_pieces = {name for (name, _), _ in pieces}
     names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
     seen = {(pair.site.name, pair.site.port) for pair in alignment.pairs if pair.site.phase == "fwd"}
     kinds = {(pair.site.step, pair.site.phase, pair.site.sample) for pair in alignment.pairs}
@@ -51,7 +57,7 @@ def _missing_gradients(
         recorded = (site.name, site.port) in seen if seen and site.phase == "agrad" else site.name in names
         known = recorded and (site.step, site.phase, site.sample) in kinds
         if site.phase in PARAMETER_PHASES and site in ours:
-            known = known and (site.name, ours[site].shape) not in called_otherwise
+            known = known and (site.name, ours[site].shape) not in called_otherwise and site.name not in in_pieces
         if site.phase in BACKWARD_PHASES and known and site in ours and ours[site].absent is None:
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
             pair, by = Pair(site, ours[site], (), "missing"), f"{site.name or 'the model'}'s backward"
@@ -63,6 +69,14 @@ def _missing_gradients(
     if found:
         both.sort(key=lambda result: place.get(result.pair.reference.site, len(place)))
     return both, tuple(left)
+
+
+def _numbers(trace: Trace, weights: Sequence[Site], names: Mapping[str, str]) -> dict[tuple[str, int], int]:
+    """How many numbers some weights of each module have, step by step, by names that both sides share."""
+    found: Counter[tuple[str, int]] = Counter()
+    for site in weights:
+        found[names.get(site.name, site.name), site.step] += prod(trace[site].shape or ())
+    return dict(found)
 
 
 def compose(

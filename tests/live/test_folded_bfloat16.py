@@ -50,3 +50,53 @@ def test_folding_in_bfloat16_is_a_layout_and_a_wrong_factor_a_drift(wrong, code)
         assert result.cause.label == "layout-equivalent"
     else:
         assert result.first_drift.name.startswith("1.")
+
+
+class Convolutions(nn.Module):
+    """Convolutions and their norms side by side, as many channels as columns; one channel may be dead."""
+
+    def __init__(self, dead):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+        with torch.no_grad():
+            for norm in (self.norm1, self.norm2):
+                norm.weight.uniform_(0.3, 3)
+                norm.bias.normal_()
+                norm.running_mean.normal_()
+                norm.running_var.uniform_(0.3, 3)
+            if dead:
+                self.norm1.weight[2], self.norm1.bias[2] = 0.01, -5.0
+
+    def forward(self, x):
+        h = self.norm1(self.first(x)).relu()
+        return self.head(self.norm2(self.second(h)).relu().mean((2, 3)))
+
+
+def batch_norms_folded(model, wrong):
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for conv, name in ((model.first, "norm1"), (model.second, "norm2")):
+            norm = getattr(model, name)
+            gain = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            conv.weight.mul_(gain[:, None, None, None])
+            conv.bias.copy_((conv.bias - norm.running_mean) * gain + norm.bias)
+            setattr(model, name, nn.Identity())
+        model.second.weight[3] *= wrong
+    return model
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("wrong", "code"), [(1.0, 0), (3.0, 1)])
+def test_batch_norms_beside_their_convolutions_are_folded_in_any_format(dtype, wrong, code, dead):
+    reference = Convolutions(dead).eval()
+    candidate = batch_norms_folded(reference, wrong)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    result = fd.check(reference=reference.to(dtype), candidate=candidate.to(dtype), inputs=(x,))
+    assert result.exit_code == code, result.sentence
+    if code:
+        assert result.first_drift is not None
+        assert result.first_drift.name in ("second", "norm2")

@@ -158,3 +158,44 @@ def test_a_factor_that_a_norm_behind_it_takes_away_is_a_drift(compare):
 def test_a_module_that_does_nothing_here_says_nothing_about_its_place(compare, made):
     model = made()
     assert str(compare(model, turned(model)).verdict) == "drift"
+
+
+class Scored(nn.Module):
+    """Queries and keys through two modules each, one of which they share, and attention that nobody records."""
+
+    def __init__(self, own, shared):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 8) for _ in range(4))
+        self.own_q, self.own_k, self.shared = own(), own(), shared
+        self.out, self.turned = nn.Linear(8, 5), False
+
+    def forward(self, x):
+        q, k = self.q(x), self.k(x)
+        if self.turned:
+            q, k = self.own_q(self.shared(q)), self.own_k(self.shared(k))
+        else:
+            q, k = self.shared(self.own_q(q)), self.shared(self.own_k(k))
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, self.v(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_order_before_attention_that_nobody_recorded_makes_no_difference(compare, dtype):
+    model = Scored(Unit, Turn())
+    result = compare(model, turned(model), dtype=dtype)
+    assert (str(result.verdict), result.cause.label) == ("noise", "layout-equivalent"), result.sentence
+
+
+def test_an_order_before_attention_that_makes_a_difference_is_a_drift(compare):
+    model = Scored(Plus, Turn())
+    assert str(compare(model, turned(model)).verdict) == "drift"
+
+
+def test_a_difference_that_attention_takes_away_is_a_drift(compare):
+    """What is added to all keys alike changes no weight of theirs."""
+    model = Scored(Plus, Times(3.0))
+    other = turned(model)
+    other.own_q = model.own_q = Times(2.0)
+    result = compare(model, other)
+    assert str(result.verdict) == "drift"
+    assert result.first_drift.name in ("own_k", "shared")

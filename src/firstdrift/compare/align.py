@@ -191,7 +191,7 @@ class _Aligner:
         ]
         unread = self._inputs_of_modules()
         reference_only = [
-            Unmatched(site, theirs.why_not(self._counterpart(site)))
+            Unmatched(site, theirs.why_not(self._meant(site)))
             for site, record in self.waiting.items()
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
@@ -229,6 +229,12 @@ class _Aligner:
         rule = self.mapping.find(site) if self.mapping is not None else None
         port = rule.targets[0].port if rule is not None and rule.targets else site.port
         return site._replace(name=self.renamed.get(site.name, site.name), port=port)
+
+    def _meant(self, site: Site) -> Site:
+        """The candidate's site that a map asks for, where it names one, be it there or not."""
+        rule = self.mapping.find(site) if self.mapping is not None else None
+        other = self._counterpart(site)
+        return other._replace(name=rule.targets[0].name) if rule is not None and rule.named else other
 
     def _add(self, pair: Pair, *others: Site) -> None:
         rule = self.mapping.find(pair.site) if self.mapping is not None else None

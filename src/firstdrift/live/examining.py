@@ -22,6 +22,7 @@ from ..verdict.graph import Graph
 from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.limits import Limits
+from ..verdict.scores import scores_behind
 from .forcing import Plan, replay
 from .matching import Names
 from .precise import dtype_of
@@ -50,13 +51,13 @@ class Replays:
         if found is None:
             return None
         expected, theirs = found
-        rounding, size = None, 0.0
-        if (both := compared(*self.plain, site)) is not None and expected.dtype.kind not in "iub":
-            rounding = measure(*both)
+        rounded, size = None, 0.0
+        if expected.dtype.kind not in "iub":
+            rounded = compared(*self.plain, site)
         if site.phase == "weight_after":
             before = self.exact.array(site._replace(phase="weight"))
             size = distance(measure(before, expected))
-        return introduced(expected, theirs, floor, rounding, self.how, size)
+        return introduced(expected, theirs, floor, rounded, self.how, size, by_chance=self.how != IN_FLOAT64)
 
 
 def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] | None:
@@ -97,7 +98,9 @@ class Examination:
             fed = site.phase == "fwd" and site.name == "" and site.port.startswith("in.")
             if fed or site.phase in ("input", "weight"):  # given to a replay, not made by it
                 continue
-            precise = None if self.precise is None else self.precise.introduced_at(site, FLOAT32)
+            precise = (
+                None if self.precise is None else self.precise.introduced_at(site, self.precise_floor(site, graph))
+            )
             if precise is not None and precise.beyond_noise:
                 found[site] = replace(
                     precise, decided=BETWEEN_EQUALS if item.is_integer and self.is_tie(site, graph) else ""
@@ -107,7 +110,7 @@ class Examination:
             floor = self.floor(item, limits.local(item, producers))
             own = self.as_run.introduced_at(site, floor)
             if own is not None:
-                decided = BY_NOISE if precise is not None and self.is_decision(site, own) else ""
+                decided = BY_NOISE if precise is not None and self.is_decision(site, own, graph) else ""
                 found[site] = replace(own, decided=decided, inherited=self.inherited(item))
             elif precise is not None:
                 found[site] = precise
@@ -168,16 +171,30 @@ class Examination:
             return None
         return measure(*both, full=False).rel_l2
 
-    def is_decision(self, site: Site, own: Introduced) -> bool:
-        """Whether an error that is not there in float64 sits in few places: a decision was taken inside a module,
-        between near-ties, that replays cannot force."""
+    def is_decision(self, site: Site, own: Introduced, graph: Graph) -> bool:
+        """Whether an error that is not there in float64 sits in few places, or is a choice between near-ties: a
+        decision was taken inside a module that replays cannot force."""
         both = compared(self.as_run.exact, self.as_run.candidate, site)
         if both is None or not own.beyond_noise or not isfinite(own.error):
             return False
         if both[0].dtype.kind in "iu":  # a choice: in a short format, many are between near-ties
-            most = SHORT_TIES if is_short(torch.finfo(dtype_of(self.candidate.model)).eps / 2) else MOST
-            return float(np.mean(both[0] != both[1])) <= most
+            unit = torch.finfo(dtype_of(self.candidate.model)).eps / 2
+            tied = self.near_ties(site, both, graph, unit)
+            return float(np.mean(both[0] != both[1])) <= (SHORT_TIES if is_short(unit) else MOST) or bool(tied)
         return in_few_places(*both, own.limit)
+
+    def near_ties(self, site: Site, choices: tuple[Array, Array], graph: Graph, unit: float) -> bool | None:
+        """Whether choices differ between near-ties only, by the scores that they were taken by; None if these are
+        unknown. In a replay, both sides choose by what the candidate computed."""
+        theirs = self.as_run.candidate
+
+        def load(other: Site) -> tuple[Array, Array] | None:
+            return compared(theirs, theirs, other)
+
+        recorded = [both for other in graph.producers(site) if (both := load(other)) and both[0].dtype.kind == "f"]
+        made = (scores for _, scores in scores_behind(site, [record.site for record in theirs], load))
+        said = (tied_choices(choices, scores, unit) for scores in (*recorded, *made))
+        return next((tied for tied in said if tied is not None), None)
 
     def is_tie(self, site: Site, graph: Graph) -> bool:
         """Whether choices differ, in float64 too, between equals alone: which of them comes first is nobody's rule."""
@@ -223,6 +240,13 @@ class Examination:
         are rounded once more to the dtype they are stored in."""
         unit = torch.finfo(dtype_of(self.candidate.model)).eps / 2
         return SHORT_LIMIT * unit if is_short(unit) else FLOAT32
+
+    def precise_floor(self, site: Site, graph: Graph) -> float:
+        """What an operation may add by itself in float64: next to nothing, but for what is made of a module whose
+        weights are in another layout, and were rounded for it."""
+        near = {site, *graph.producers(site)}
+        near |= {other for one in near if one.port.startswith("in.") for other in graph.producers(one)}
+        return self.stored_floor if any(one.name in self.layouts for one in near) else FLOAT32
 
     def again_as_run(self, plan: Plan) -> Replays:
         """The replays of what was run as it is, with something else forced."""

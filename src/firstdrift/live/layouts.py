@@ -28,6 +28,7 @@ from .sides import Side, record
 
 ROUNDS = 4  # of layouts that show only once those before them are seen through
 CLOSER = 0.1  # of the distance before, what is left of it
+CONSTANT = 1e-12  # of the channel that varies most, what a channel varies by that does not
 COLUMNS = 4096  # of every channel, which are enough to recognise it
 
 
@@ -67,11 +68,18 @@ class Layout:
         return bool(np.linalg.norm(after - a) <= CLOSER * np.linalg.norm(before - a))
 
 
-def find_layout(expected: Array, found: Array, channels: int) -> Layout | None:
-    """The layout that turns one tensor into the other, exactly; None if there is none."""
-    axis = -1 if expected.shape[-1] == channels else 1 if expected.ndim > 1 and expected.shape[1] == channels else None
-    if axis is None or channels < 2 or "c" in (expected.dtype.kind, found.dtype.kind):
+def find_layout(expected: Array, found: Array, channels: int, rounding: float = FLOAT32) -> Layout | None:
+    """The layout that turns one tensor into the other, up to the rounding of weights; None if there is none."""
+    if channels < 2 or "c" in (expected.dtype.kind, found.dtype.kind):
         return None
+    axes = (-1, 1) if expected.ndim > 2 else (-1,)
+    fitted = (_along(expected, found, axis, rounding) for axis in axes if expected.shape[axis] == channels)
+    return next((layout for layout in fitted if layout is not None), None)
+
+
+def _along(expected: Array, found: Array, axis: int, rounding: float) -> Layout | None:
+    """The layout of the channels along one axis. A channel that is constant on both sides is taken to be in place."""
+    channels = expected.shape[axis]
     a, c = (np.moveaxis(np.asarray(one, np.float64), axis, 0).reshape(channels, -1) for one in (expected, found))
     few = slice(None, None, max(1, a.shape[1] // COLUMNS))
     x, y = a[:, few], c[:, few]
@@ -79,16 +87,19 @@ def find_layout(expected: Array, found: Array, channels: int) -> Layout | None:
         return None
     x, y = (one - one.mean(1, keepdims=True) for one in (x, y))
     sizes = [np.linalg.norm(one, axis=1, keepdims=True) for one in (x, y)]
-    if min(size.min() for size in sizes) == 0:
+    sizes = [np.where(size > CONSTANT * size.max(), size, 0.0) for size in sizes]
+    dead = sizes[0][:, 0] == 0
+    if dead.all() or not np.array_equal(dead, sizes[1][:, 0] == 0):
         return None
-    alike = np.abs((y / sizes[1]) @ (x / sizes[0]).T)
-    order = alike.argmax(1)
+    safe = [np.where(size > 0, size, 1.0) for size in sizes]
+    alike = np.abs((y / safe[1]) @ (x / safe[0]).T)
+    order = np.where(dead, np.arange(channels), alike.argmax(1))
     if len(set(order.tolist())) != channels:
         return None
-    scale = np.sum(y * x[order], 1) / np.sum(x[order] ** 2, 1)
+    scale = np.where(dead, 1.0, np.sum(y * x[order], 1) / safe[0][order, 0] ** 2)
     shift = c.mean(1) - scale * a[order].mean(1)
     left = np.linalg.norm(c - (scale[:, None] * a[order] + shift[:, None]))
-    if left > FLOAT32 * np.linalg.norm(c):
+    if left > rounding * np.linalg.norm(c):
         return None
     return Layout(axis, order, scale, shift)
 
@@ -107,7 +118,7 @@ def seen_through(
     for number in range(ROUNDS):
         trace = _undone(base.candidate, ours, layouts, carried, outputs)
         now = replay(examination.reference.as_precise(), trace, examination.folder / f"undone-{number}", plan)
-        found = _layouts(suspects, outputs, now, base.candidate)
+        found = _layouts(suspects, outputs, now, base.candidate, examination.stored_floor)
         further = _carried(found, outputs, now, base.candidate) if set(found) == set(layouts) else {}
         if set(found) == set(layouts) and set(further) == set(carried):
             break
@@ -124,7 +135,7 @@ def seen_through(
 
 
 def _layouts(
-    suspects: Sequence[Site], outputs: Mapping[str, Sequence[Site]], now: Trace, candidate: Trace
+    suspects: Sequence[Site], outputs: Mapping[str, Sequence[Site]], now: Trace, candidate: Trace, rounding: float
 ) -> dict[str, Layout]:
     found = {}
     for name in dict.fromkeys(site.name for site in suspects):
@@ -134,7 +145,7 @@ def _layouts(
         both = compared(now, candidate, site)
         channels = _channels(name, suspects, now)
         if both is not None and introduced(*both, FLOAT32, None, IN_FLOAT64).beyond_noise:
-            layout = find_layout(*both, channels)
+            layout = find_layout(*both, channels, rounding)
             if layout is not None:
                 found[name] = layout
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -28,45 +28,94 @@ class BehindFlips:
     error: Callable[[Site], float]
     load: Callable[[Pair], tuple[Array, Array]]
     moved: dict[Site, tuple[Rows, float]] = field(default_factory=dict)  # the rows, and the error of all others
-    choices: dict[Site, int] = field(default_factory=dict)  # how many differ
+    choices: dict[Site, tuple[Array, Array]] = field(default_factory=dict)  # that differ
     given: dict[Site, Site] = field(default_factory=dict)  # what was given other rows, and the choices that it follows
+    gathered: set[Site] = field(default_factory=set)  # what has other rows at the same places
 
     def begin(self, site: Site, choices: tuple[Array, Array]) -> None:
         """Choices that differ, each at a near-tie."""
-        differing = np.asarray(np.not_equal(*choices))
-        self.moved[site] = differing, 0.0
-        self.choices[site] = int(differing.sum())
+        self.moved[site] = np.asarray(np.not_equal(*choices)), 0.0
+        self.choices[site] = choices
 
     def sent(self, pair: Pair) -> str | None:
         """How it comes that a module beside one that chose was given more rows on one side, or fewer."""
         ours, theirs = pair.reference.shape or (), pair.candidate[0].shape or ()
         if len(pair.candidate) > 1 or not ours or len(ours) != len(theirs) or ours[1:] != theirs[1:]:
             return None
-        for site, count in self.choices.items():
-            around = site.name.rpartition(".")[0]
-            beside = site.step == pair.site.step and pair.site.name.startswith(f"{around}." if around else "")
-            if beside and 0 < abs(ours[0] - theirs[0]) <= count:
+        for site in self._beside(pair.site):
+            if 0 < abs(ours[0] - theirs[0]) <= int(self.moved[site][0].sum()):
                 self.given[pair.site] = site
                 return f"{ours[0]} and {theirs[0]} rows were sent here, as chosen at near-ties of {site.name}"
         return None
+
+    def sent_others(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
+        """How it comes that a module beside one that chose was given as many rows on both sides, and others: on each
+        side they are those of one tensor that this side chose the module for."""
+        for site in self._beside(judged.site):
+            for source in producers:
+                rows = _gathered(self.load(judged.pair), self.load(self.limits.items[source].pair), self.choices[site])
+                if rows is None:
+                    continue
+                error = _error_elsewhere(*self.load(judged.pair), rows) or 0.0
+                if error > self.limits.limit(item, producers, self.error(source)):
+                    continue
+                self.given[judged.site] = site
+                self.gathered.add(judged.site)
+                self.moved[judged.site] = rows, error
+                others = f"{int(rows.sum())} of {rows.size} rows that were sent here are others"
+                return f"{others}, as chosen at near-ties of {site.name}"
+        return None
+
+    def _beside(self, site: Site) -> Iterator[Site]:
+        """Choices that were taken beside a module, or around it."""
+        for choice in self.choices:
+            around = choice.name.rpartition(".")[0]
+            if choice.step == site.step and site.name.startswith(f"{around}." if around else ""):
+                yield choice
 
     def explain(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
         """How an error follows from flips before it: all that noise does not explain is in the rows that moved."""
         shape = judged.pair.reference.shape or ()
         inside = f"{judged.site.name}." if judged.site.name else ""
         within = [by for one, by in self.given.items() if one.step == judged.site.step and one.name.startswith(inside)]
-        flips = dict.fromkeys((*(site for site in producers if site in self.moved), *within))
+        before = [site for site in producers if site in self.moved]
+        if before and self.gathered.issuperset(before) and all(len(self.moved[s][0]) == shape[0] for s in before):
+            self.gathered.add(judged.site)  # its rows are those of the module it is in, and as many
+        else:
+            before = [site for site in before if site not in self.gathered]
+        flips = dict.fromkeys((*before, *(() if judged.site in self.gathered else within)))
         rows = [_rows_of(self.moved[site][0], shape) for site in flips]
         if not rows or any(found is None for found in rows):
             return None
         axes = min(found.ndim for found in rows if found is not None)
         moved = np.any([found.reshape(*shape[:axes], -1).any(-1) for found in rows if found is not None], axis=0)
         error = _error_elsewhere(*self.load(judged.pair), moved)
+        if moved.all() and judged.site in self.gathered:
+            error = 0.0  # nothing that was sent here is the same on both sides
         inherited = max((self.moved[s][1] if s in self.moved else self.error(s) for s in producers), default=0.0)
         if error is None or error > self.limits.limit(item, producers, inherited):
             return None
         self.moved[judged.site] = moved, error
         return f"{int(moved.sum())} of {moved.size} rows were chosen otherwise at a near-tie before; the others agree"
+
+
+def _gathered(values: tuple[Array, Array], source: tuple[Array, Array], choices: tuple[Array, Array]) -> Rows | None:
+    """Which rows of a tensor are others on both sides, where each side's are all those of `source` that it chose one
+    and the same number for; None where they are not."""
+    count = len(values[0]) if values[0].ndim == 2 else 0
+    rows = choices[0].size if choices[0].ndim == 1 else prod(choices[0].shape[:-1])
+    width = values[0].shape[-1] if count else 0
+    if not count or values[1].shape != values[0].shape or any(one.size != rows * width for one in source):
+        return None
+    first, second = (choice.reshape(rows, -1) for choice in choices)
+    for number in np.unique(first[first != second]):
+        at = [np.flatnonzero((choice == number).any(-1)) for choice in (first, second)]
+        if any(len(one) != count for one in at):
+            continue
+        taken = (whole.reshape(rows, width)[places] for whole, places in zip(source, at, strict=True))
+        if all(np.array_equal(*both) for both in zip(values, taken, strict=True)):
+            return np.asarray(at[0] != at[1])
+    return None
 
 
 def _rows_of(moved: Rows, shape: tuple[int, ...]) -> Rows | None:

@@ -14,6 +14,7 @@ from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
+from .conditioning import well_conditioned
 from .equal_maxima import SHARED
 from .graph import Graph
 from .ladder import SHORT_LIMIT, is_short
@@ -55,15 +56,18 @@ def introduced(
     expected: Array,
     found: Array,
     floor: float,
-    rounding: Measurement | None,
+    rounded: tuple[Array, Array] | None,
     how: str,
     size: float = 0.0,
+    *,
+    by_chance: bool = True,
 ) -> Introduced:
     """Compare what a site holds with what it should hold.
 
-    `floor` is the relative error that is always allowed; `rounding` the error that the reference itself makes in the
-    precision at hand on the same inputs: an operation that is ill-conditioned shows it there. What `size` is given for
-    is judged as a whole.
+    `floor` is the relative error that is always allowed; `rounded` what the reference itself makes of the same inputs,
+    exactly and in the precision at hand: an operation that is ill-conditioned shows it there, and where it is so in
+    some rows or columns alone, all others are judged by themselves. `by_chance` says that the candidate was rounded
+    too. What `size` is given for is judged as a whole.
     """
     numbers = measure(expected, found)
     whole, size = size > 0, size or numbers.norm_reference
@@ -72,13 +76,25 @@ def introduced(
     error = distance(numbers)
     if error == 0:  # nor is any part of it off
         return Introduced(0.0, floor, size, how, 0.0, WORST_OF_MANY * floor)
-    allowed = floor * size + (GAIN_MARGIN * distance(rounding) if rounding is not None else 0.0)
+    rounding = None if rounded is None else measure(*rounded)
+    noise = 0.0 if rounding is None else distance(rounding)
+    allowed = floor * size + GAIN_MARGIN * noise
     scale = size or allowed or 1.0
     limit = allowed / scale
     if whole or not size:
         return Introduced(error / scale, limit, scale, how)
     uneven = GAIN_MARGIN * worst_part(rounding) if rounding is not None else 0.0
-    return Introduced(error / scale, limit, scale, how, worst_part(numbers), max(WORST_OF_MANY * limit, uneven))
+    own = Introduced(error / scale, limit, scale, how, worst_part(numbers), max(WORST_OF_MANY * limit, uneven))
+    if own.beyond_noise or rounded is None or noise <= floor * size:
+        return own
+    for part in well_conditioned(expected, found, rounded, floor, by_chance=by_chance):
+        limit = floor + GAIN_MARGIN * part.noise
+        worst_limit = max(WORST_OF_MANY * limit, GAIN_MARGIN * part.worst_noise)
+        if (
+            alone := replace(own, error=part.error, limit=limit, worst=part.worst, worst_limit=worst_limit)
+        ).beyond_noise:
+            return alone
+    return own
 
 
 def distance(numbers: Measurement) -> float:

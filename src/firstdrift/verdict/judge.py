@@ -35,6 +35,7 @@ from .noise import WORST_OF_MANY
 from .parts import worst_for_its_size, worst_part
 from .precision import NAMES, coarser_grid
 from .rungs import coarser_rung
+from .scores import scores_behind
 
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
@@ -186,7 +187,8 @@ class _Court:
         """What is to be said of a site whose clean inputs differ by much; None where its error can be judged."""
         if judged.site in self.truths:
             return None
-        if (flip := self.behind_flips.explain(judged, item, producers)) is not None:
+        flip = self.behind_flips.explain(judged, item, producers)
+        if (flip := flip or self.behind_flips.sent_others(judged, item, producers)) is not None:
             return replace(judged, verdict=Verdict.FLIP, reason=flip)
         if judged.limit is None or judged.limit < 1.0:
             return None
@@ -278,33 +280,57 @@ class _Court:
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=self.graph.introducer(judged.site))
 
     def integers(self, judged: PairResult, dirty: Sequence[Site], producers: Sequence[Site]) -> PairResult:
-        """Integers are equal or not; a choice between near-ties is only possible where the inputs differ at all."""
+        """Integers are equal or not; choices may differ between near-ties, however many those are."""
         measurement = judged.measurement
         assert measurement is not None
         reason = f"{measurement.differing} of {measurement.count} integers differ"
-        if dirty or all(self.error(site) == 0 for site in producers):
+        if dirty:
             return self.blame(judged, dirty, reason)
         indices = self.load(judged.pair)
         for site in (*producers, *self.beside(judged.site)):
-            if self.items[site].measurement is None:
+            if self.items[site].measurement is None or self.results[site].verdict is not Verdict.FLIP:
                 continue
-            if self.results[site].verdict is Verdict.FLIP and self.is_handed_on(indices, site):
+            if self.is_handed_on(indices, site):
                 self.behind_flips.begin(judged.site, indices)
                 return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, as chosen at {self.describe(site)}")
-            if self.items[site].is_integer:
-                continue
-            tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
-            if tied is not None:
-                if not tied:
-                    return self.blame(judged, dirty, f"{reason}, not at a near-tie")
-                self.behind_flips.begin(judged.site, indices)
-                return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
+        tied = self.tied(judged.site, indices, producers)
+        if tied:
+            self.behind_flips.begin(judged.site, indices)
+            return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
+        if tied is not None or all(self.error(site) == 0 for site in producers):
+            return self.blame(judged, dirty, reason if tied is None else f"{reason}, not at a near-tie")
         if measurement.differing >= MANY and measurement.differing > MOST * measurement.count:
             return self.blame(judged, dirty, f"{reason}, too many for near-ties")
         return replace(
             judged, verdict=Verdict.INCONCLUSIVE,
             reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
         )  # fmt: skip
+
+    def tied(self, choice: Site, indices: tuple[Array, Array], producers: Sequence[Site]) -> bool | None:
+        """Whether choices differ at near-ties only, by the scores that they were taken by; None if these are unknown.
+
+        Equal scores may be chosen from either way. What a module makes itself of what it is fed, it rounds.
+        """
+        for site in (*producers, *self.beside(choice)):
+            if self.items[site].measurement is None or self.items[site].is_integer:
+                continue
+            tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
+            if tied is not None:
+                return tied
+        for site, scores in scores_behind(choice, self.results, self.compared):
+            tied = tied_choices(indices, scores, self.error(site) + self.unit(site))
+            if tied is not None:
+                return tied
+        return None
+
+    def compared(self, site: Site) -> tuple[Array, Array] | None:
+        """Both tensors of a site, where they could be compared."""
+        return None if self.items[site].measurement is None else self.load(self.items[site].pair)
+
+    def unit(self, site: Site) -> float:
+        """The rounding of the coarser side of a site."""
+        pair = self.items[site].pair
+        return roundoff(pair.reference.dtype, pair.candidate[0].dtype)
 
     def beside(self, site: Site) -> list[Site]:
         """What a module returned together with a tensor: a router's scores with its choices."""

@@ -2,7 +2,8 @@
 
 A norm without a gain before a rotation is the same as one after it. That is seen where both runs recorded what was
 computed from what: the modules are connected otherwise, what enters them agrees, and so does what each side's last
-module hands on. Nothing behind them can hide anything, for what they hand on is compared as it is.
+module hands on, be it to a module or to operations that nobody recorded. Nothing behind them can hide anything, for
+what they hand on is compared as it is.
 """
 
 from __future__ import annotations
@@ -140,7 +141,11 @@ def _is_order(region: _Region, results: Results, edges: tuple[Edges, Edges], lim
     return (
         outweighed
         and all_change(region.sites, results, load)
-        and all(_is_handed_on(site, region, results, edges, load) for site in region.left)
+        and all(
+            _is_handed_on(site, region, results, edges, load)
+            or _reads_the_same(site, region, results, edges, limits, load)
+            for site in region.left
+        )
     )
 
 
@@ -176,6 +181,32 @@ def _is_handed_on(site: Site, region: _Region, results: Results, edges: tuple[Ed
         if not sources or not all(_same(load(results[one].pair)[side], value) for one in sources):
             return False
     return True
+
+
+def _reads_the_same(
+    site: Site, region: _Region, results: Results, edges: tuple[Edges, Edges], limits: Limits, load: Load
+) -> bool:
+    """Whether what is made of a region, by operations that nobody recorded, is made of equal tensors on both sides:
+    each that the reference takes from one module, the candidate takes from another."""
+    ours, theirs = (sorted(side[site] & region.sites) for side in edges)
+    if not ours or len(ours) != len(theirs) or set(ours) == set(theirs):
+        return False
+    left = [load(results[one].pair)[1] for one in theirs]
+    for source in ours:
+        expected = load(results[source].pair)[0]
+        limit = limits.local(limits.items[source], [])
+        match = next((n for n, found in enumerate(left) if _close(expected, found, limit)), None)
+        if match is None:
+            return False
+        left.pop(match)
+    return True
+
+
+def _close(expected: Array, found: Array, limit: float) -> bool:
+    if expected.shape != found.shape or expected.dtype.kind not in "fV" or found.dtype.kind not in "fV":
+        return False
+    x, z = (np.asarray(array, np.float64) for array in (expected, found))
+    return bool(np.linalg.norm(z - x) <= limit * np.linalg.norm(x))
 
 
 def _same(one: Array, other: Array) -> bool:
