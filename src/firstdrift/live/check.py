@@ -10,15 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .._kernels import measure
 from ..capture.torch.names import plain_name
-from ..causes.gathering import Runs, gather
-from ..causes.hypotheses import explain
-from ..causes.labels import LABELS
-from ..causes.table import TABLE
 from ..compare.align import align
 from ..compare.measuring import load_pair, measure_pairs
 from ..compare.pairs import Pair
@@ -36,13 +31,14 @@ from ..verdict.judge import judge
 from .equivalence import equivalent_parts, is_inside
 from .examining import FLOAT32, Examination, examine
 from .examining import compared as compared_arrays
+from .explaining import UNSTABLE, explained
 from .forcing import Plan, ReplayError
-from .layouts import seen_through
+from .layouts import find_layout, seen_through
 from .matching import Names, match
+from .reseeding import Reseeding
 from .sides import Side, record
 
 _SUSPECT = (Verdict.DRIFT, Verdict.NOT_COMPARABLE)  # verdicts of weights that may only be stored in another way
-UNSTABLE = "two runs of the candidate are not the same"
 
 
 def check(
@@ -124,12 +120,14 @@ def _examined(reference: Side, candidate: Side, names: Names, ours: Trace, raw: 
         examination, found = through, through.introduced(measured, graph)
         outputs = _outputs(results)
         right = {name for name in {site.name for site in suspects} if _is_right(found, outputs.get(name, ()))}
-        excused |= _in_other_layout(judged, {*through.layouts, *right})
+        wrong = _not_undone(through, found, outputs, graph)
+        excused |= _in_other_layout(judged, {*through.layouts, *right} - wrong)
         results = _with_edges(settle(judged, found, graph, excused), theirs, ours)
     results = _with_flips(results, graph, lambda pair: load_pair(pair, ours, theirs))
     results = _with_repeats(results, theirs, names.renamed(record(candidate, folder / "again")))
     compared = Compared(ours, theirs, alignment, graph)
-    why = partial(_explain, examination=examination, compared=compared, found=found)
+    reseeding = Reseeding(reference, candidate, names, ours, theirs, folder)
+    why = partial(explained, examination=examination, compared=compared, found=found, reseeding=reseeding)
     notes = [*examination.notes, *_matched(names.how)]
     if alignment.reference_only:
         notes.append("what has no counterpart was replayed too, and shows at the next site that has one")
@@ -255,6 +253,24 @@ def _excused(results: Sequence[PairResult], parts: Sequence[str]) -> dict[Site, 
     return excused
 
 
+def _not_undone(
+    through: Examination, found: Mapping[Site, Introduced], outputs: Mapping[str, Sequence[Site]], graph: Graph
+) -> set[str]:
+    """Modules in another layout whose readers make of it the reference's channels times other numbers: nothing undoes
+    this layout, so that it is the weights that are wrong, and no reader."""
+    wrong = set()
+    for name in through.layouts:
+        read = [other for site in outputs.get(name, ()) for other in graph.consumers(site)]
+        for site in (one for reader in read for one in outputs.get(reader.name, ())):
+            if through.precise is None or site not in found or not found[site].beyond_noise:
+                continue
+            both = compared_arrays(through.precise.exact, through.precise.candidate, site)
+            channels = {both[0].shape[-1], both[0].shape[1]} if both is not None and both[0].ndim > 1 else set()
+            if both is not None and any(find_layout(*both, one, through.stored_floor) for one in channels):
+                wrong.add(name)
+    return wrong
+
+
 def _is_right(found: Mapping[Site, Introduced], sites: Sequence[Site]) -> bool:
     return bool(sites) and all(site in found and not found[site].beyond_noise for site in sites)
 
@@ -275,44 +291,6 @@ def _is_within(site: Site, part: str) -> bool:
     if site.phase in ("fwd", "agrad") and site.name == part:
         return False
     return is_inside(site.name, part) and site.phase not in ("input", "loss", "lossgrad")
-
-
-def _explain(
-    result: PairResult, examination: Examination, compared: Compared, found: Mapping[Site, Introduced]
-) -> Cause | None:
-    """The cause of a drift, from the run that shows it best."""
-    if result.reason.startswith(UNSTABLE):
-        confirm = LABELS["nondeterministic"].confirm
-        return Cause("nondeterministic", "two runs of the candidate on the same inputs differ", 0.95, confirm)
-    own = found.get(result.site)
-    precise = examination.precise
-    shown = own is not None and precise is not None and own.how == precise.how
-    facts = {
-        "target": _array(examination.reference.target), "candidate_target": _array(examination.candidate.target),
-        "optimizer": _header(compared.reference, "optimizer"),
-        "candidate_optimizer": _header(compared.candidate, "optimizer"), **compared.alignment.unpaired,
-    }  # fmt: skip
-    pairs = compared.alignment.pairs
-    ours, theirs = compared.reference, compared.candidate
-    replayed: Trace | None = examination.as_run.exact
-    if (shown or result.site.phase == "weight") and precise is not None and examination.precise_reference is not None:
-        ours, theirs, replayed = examination.precise_reference, precise.candidate, precise.exact
-        pairs = align(ours, theirs, prefixes=False).pairs
-    if result.site.phase in ("weight", "input"):
-        replayed = None
-    runs = Runs(compared.graph, {pair.site: pair for pair in pairs}, ours, theirs, replayed, facts)
-    noise = 1e-9 if shown else (own.limit if own is not None else result.limit or 0.0)
-    evidence = gather(result.site, runs, noise)
-    return None if evidence is None else explain(evidence, TABLE)
-
-
-def _array(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16 else None
-
-
-def _header(trace: Trace, key: str) -> Any:
-    found = trace.header.get(key)
-    return found[0] if isinstance(found, list) and found else found
 
 
 def _matched(how: Mapping[str, str]) -> list[str]:

@@ -41,6 +41,7 @@ class Plan:
     opaque: Callable[[str], bool] = lambda name: False
     own_weight: Callable[[Site], bool] = lambda site: True
     only: Callable[[Site], bool] = lambda site: True
+    seen: Callable[[Site, torch.Tensor], None] = lambda site, tensor: None  # is told what arrives
 
 
 class ReplayError(RuntimeError):
@@ -126,7 +127,7 @@ class _Forcing:
             site = Site(step, "weight", item.module, item.port)
             given = self.given(site, item.tensor) if self.plan.own_weight(site) else None
             if given is not None:
-                with torch.no_grad():
+                with torch.no_grad(), torch._C.DisableTorchFunction():
                     item.tensor.copy_(given)
             self.write(site._replace(phase="weight"), item.tensor)
 
@@ -257,11 +258,13 @@ class _Forcing:
         array = self.candidate.array(record)
         if (array.dtype.kind in "iub") != (not like.is_floating_point() and not like.is_complex()):
             return None
-        # In the memory order of what it stands for: random masks are drawn in that order.
-        return torch.empty_like(like, requires_grad=False).copy_(torch.from_numpy(_plain(array)))
+        with torch._C.DisableTorchFunction():  # it is given, not made by what the model calls
+            # In the memory order of what it stands for: random masks are drawn in that order.
+            return torch.empty_like(like, requires_grad=False).copy_(torch.from_numpy(_plain(array)))
 
     def write(self, site: Site, tensor: torch.Tensor) -> None:
         """Write a tensor that the candidate has too."""
+        self.plan.seen(site, tensor)
         if site in self.candidate:
             try:
                 array = array_of(tensor)

@@ -1,0 +1,1 @@
+"""What one change in the reference's own code gives the candidate's tensor?"""
