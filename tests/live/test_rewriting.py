@@ -10,6 +10,7 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.live import explaining
+from firstdrift.live.rewriting import search
 from firstdrift.live.rewriting.expansions import EXPANSIONS
 
 
@@ -101,6 +102,14 @@ def test_a_change_that_no_rewrite_makes_stays_unknown():
             return super().normed(x) + 0.1 * torch.sin(3 * x.cumsum(-1))
 
     assert checked(Block(), Other(), 2, 9, 32).first_drift.cause.label == "unknown"
+
+
+def test_a_large_tensor_is_not_searched_and_a_smaller_batch_proposed(monkeypatch):
+    monkeypatch.setattr(search, "LARGE", 100)
+    monkeypatch.setattr(explaining, "LARGE", 100)
+    cause = checked(Block(), Block(cap=30.0), 2, 9, 32).first_drift.cause
+    assert cause.label == "unknown"
+    assert "check a smaller batch" in cause.confirm
 
 
 class Made(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ..causes.gathering import Runs, gather
 from ..causes.hypotheses import explain
 from ..causes.labels import LABELS
+from ..causes.screening import LARGE
 from ..causes.table import TABLE
 from ..compare.align import align
 from ..compare.result import Cause, PairResult
@@ -23,6 +25,7 @@ from .forcing import Plan
 from .reseeding import Reseeding, by_chance
 from .rewriting.search import rewritten
 
+SMALLER = "the reference's code is looked into for up to a million elements"
 UNSTABLE = "two runs of the candidate are not the same"
 OF_ROUNDING = frozenset(
     {"accumulator-precision", "dtype-rounding", "overflow", "quantisation", "rope-precision", "rounding-mode"}
@@ -69,6 +72,8 @@ def explained(
     if rounded and cause.label not in OF_ROUNDING:
         sentence = "in float64 both sides compute the same; as they run, they round otherwise on the way"
         return Cause("dtype-rounding", sentence, 0.7, LABELS["dtype-rounding"].confirm)
+    if cause.label == "unknown" and evidence.found.size > LARGE:
+        return replace(cause, confirm=f"{cause.confirm}, or check a smaller batch: {SMALLER}")
     return cause
 
 

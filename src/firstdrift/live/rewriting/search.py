@@ -36,10 +36,13 @@ TABLES = (arithmetic.TABLE, shapes.TABLE, operations.TABLE, spatial.TABLE)
 def rewritten(side: Side, candidate: Trace, plan: Plan, folder: Path) -> Hypothesis:
     """What one change of the reference's code would give the candidate's tensor, found by making it.
 
-    Changes are made in the calls as they are written, then in the smaller ones that they consist of.
+    Changes are made in the calls as they are written, then in the smaller ones that they consist of. A large tensor
+    would take too long.
     """
 
     def one_change(evidence: Evidence) -> Iterator[Finding]:
+        if evidence.found.size > LARGE:
+            return
         if np.mean(np.isnan(evidence.found)) > MOST_NAN:
             return  # any change that spoils everything would do
         until = thread_time() + PATIENCE
@@ -48,7 +51,7 @@ def rewritten(side: Side, candidate: Trace, plan: Plan, folder: Path) -> Hypothe
             if program is None or len(program.calls) > MOST_CALLS or program.made.shape != evidence.found.shape:
                 return
             whole = expanded or not program.expandable
-            with side.environment(), torch.no_grad(), randomness_kept(), _few_threads(program):
+            with side.environment(), torch.no_grad(), randomness_kept(), _one_thread():
                 findings = _findings(Trial(program, evidence, until), whole)
             yield from findings
             if findings or whole:
@@ -58,10 +61,10 @@ def rewritten(side: Side, candidate: Trace, plan: Plan, folder: Path) -> Hypothe
 
 
 @contextmanager
-def _few_threads(program: Program) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """One thread for many small runs, each of which would wait for others longer than it works."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if program.made.numel() < LARGE else before)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
