@@ -1,5 +1,5 @@
-"""What a loss makes of the noise of the outputs that it reads: near its target, an output's noise is as large in the
-gradient as the output itself is against what is left to learn."""
+"""What becomes of a tensor, and of its noise, on its way to the next: it is handed on as it is, or times a factor; and
+near its target a loss makes an output's noise as large as what is left to learn."""
 
 from __future__ import annotations
 
@@ -63,3 +63,8 @@ def one_factor(seen: Array, raw: Array) -> tuple[float, float] | None:
         return None
     factor = float(x @ y) / energy
     return factor, float(np.linalg.norm(y - factor * x)) / size
+
+
+def is_handed_on(values: tuple[Array, Array], made: tuple[Array, Array]) -> bool:
+    """Whether both sides took their values from another tensor, unchanged."""
+    return all(np.array_equal(value.ravel(), source.ravel()) for value, source in zip(values, made, strict=True))

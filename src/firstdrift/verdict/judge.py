@@ -24,18 +24,18 @@ from ..traces import Array
 from .arbiter import Truth
 from .behind_flips import BehindFlips
 from .calibrated import limits_for
+from .choices import Choices, differing
 from .doubts import Doubts
 from .excuses import Excuses
-from .flips import MANY, MOST, tied_choices
 from .graph import Graph
-from .handed_on import one_factor
+from .handed_on import is_handed_on, one_factor
 from .introduced import REFERENCE_OFF
 from .layouts import other_layouts, same_numbers
 from .noise import WORST_OF_MANY
 from .parts import worst_for_its_size, worst_part
 from .precision import NAMES, coarser_grid
+from .readers import described, is_inside, settle_edges
 from .rungs import coarser_rung
-from .scores import scores_behind
 
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
@@ -61,7 +61,7 @@ def judge(
         # Heard again, everything behind these is judged with the candidate's own weights and layouts.
         inside, whole = {**court.inside, **inside}, {**court.whole, **whole}
         court = _Court(measured, graph, load, truths or {}, settled, inside, whole)
-    court.settle_edges()
+    settle_edges(court.results, court.drifts, load)
     return [court.results[item.pair.site] for item in measured]
 
 
@@ -94,6 +94,7 @@ class _Court:
         self.settled = settled  # weights that differ, though everything computed with them agrees
         self.behind_flips = BehindFlips(self.limits, self.error, load)
         self.excuses = Excuses(self.items, self.results, graph, self.error, load)
+        self.choices = Choices(self.items, self.results, self.error, load, self.behind_flips)
         self.doubts = Doubts(self.items, self.results, graph, self.limits, load)
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
 
@@ -129,7 +130,11 @@ class _Court:
         if not measurement.nonfinite_agree:
             return self.blame(judged, dirty, _nonfinite(measurement))
         if item.is_integer:
-            return self.integers(judged, dirty, producers)
+            verdict, reason = (
+                (Verdict.DRIFT, differing(measurement)) if dirty else self.choices.about(judged, producers)
+            )
+            wrong = verdict is Verdict.DRIFT
+            return self.blame(judged, dirty, reason) if wrong else replace(judged, verdict=verdict, reason=reason)
         return self.floats(judged, item, dirty, producers)
 
     def evidence(self, site: Site) -> list[Site]:
@@ -275,75 +280,13 @@ class _Court:
         """An error that noise does not explain belongs to this site, or to what it was computed from."""
         inside = self.drift_inside(judged.site)
         if dirty or inside is not None:
-            source = self.describe(inside or dirty[0])
+            source = described(inside or dirty[0])
             return replace(judged, verdict=Verdict.INHERITED, reason=f"{reason}; it comes from {source}")
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=self.graph.introducer(judged.site))
 
-    def integers(self, judged: PairResult, dirty: Sequence[Site], producers: Sequence[Site]) -> PairResult:
-        """Integers are equal or not; choices may differ between near-ties, however many those are."""
-        measurement = judged.measurement
-        assert measurement is not None
-        reason = f"{measurement.differing} of {measurement.count} integers differ"
-        if dirty:
-            return self.blame(judged, dirty, reason)
-        indices = self.load(judged.pair)
-        for site in (*producers, *self.beside(judged.site)):
-            if self.items[site].measurement is None or self.results[site].verdict is not Verdict.FLIP:
-                continue
-            if self.is_handed_on(indices, site):
-                self.behind_flips.begin(judged.site, indices)
-                return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, as chosen at {self.describe(site)}")
-        tied = self.tied(judged.site, indices, producers)
-        if tied:
-            self.behind_flips.begin(judged.site, indices)
-            return replace(judged, verdict=Verdict.FLIP, reason=f"{reason}, each at a near-tie")
-        if tied is not None or all(self.error(site) == 0 for site in producers):
-            return self.blame(judged, dirty, reason if tied is None else f"{reason}, not at a near-tie")
-        if measurement.differing >= MANY and measurement.differing > MOST * measurement.count:
-            return self.blame(judged, dirty, f"{reason}, too many for near-ties")
-        return replace(
-            judged, verdict=Verdict.INCONCLUSIVE,
-            reason=f"{reason}, and its inputs differ by noise: a near-tie may have been decided the other way",
-        )  # fmt: skip
-
-    def tied(self, choice: Site, indices: tuple[Array, Array], producers: Sequence[Site]) -> bool | None:
-        """Whether choices differ at near-ties only, by the scores that they were taken by; None if these are unknown.
-
-        Equal scores may be chosen from either way. What a module makes itself of what it is fed, it rounds.
-        """
-        for site in (*producers, *self.beside(choice)):
-            if self.items[site].measurement is None or self.items[site].is_integer:
-                continue
-            tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
-            if tied is not None:
-                return tied
-        for site, scores in scores_behind(choice, self.results, self.compared):
-            tied = tied_choices(indices, scores, self.error(site) + self.unit(site))
-            if tied is not None:
-                return tied
-        return None
-
-    def compared(self, site: Site) -> tuple[Array, Array] | None:
-        """Both tensors of a site, where they could be compared."""
-        return None if self.items[site].measurement is None else self.load(self.items[site].pair)
-
-    def unit(self, site: Site) -> float:
-        """The rounding of the coarser side of a site."""
-        pair = self.items[site].pair
-        return roundoff(pair.reference.dtype, pair.candidate[0].dtype)
-
-    def beside(self, site: Site) -> list[Site]:
-        """What a module returned together with a tensor: a router's scores with its choices."""
-        return [other for other in self.results if other._replace(port="") == site._replace(port="") and other != site]
-
     def is_left_by(self, pair: Pair, before: Site) -> bool:
         """Whether a weight is what an update, which was judged as such, left: then it has no error of its own."""
-        return before.phase == "weight_after" and self.is_handed_on(self.load(pair), before)
-
-    def is_handed_on(self, values: tuple[Array, Array], producer: Site) -> bool:
-        """Whether both sides took their values from another site, unchanged."""
-        made = self.load(self.items[producer].pair)
-        return all(np.array_equal(value.ravel(), source.ravel()) for value, source in zip(values, made, strict=True))
+        return before.phase == "weight_after" and is_handed_on(self.load(pair), self.load(self.items[before].pair))
 
     def is_scaled_alike(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> bool:
         """Whether both sides made a tensor of the one before it by one factor, the same on both."""
@@ -368,35 +311,6 @@ class _Court:
                 settled.add(site)
         return frozenset(settled)
 
-    def settle_edges(self) -> None:
-        """A tensor that changed on its way into a module changed for the innermost module that reads it."""
-        for site in [site for site in self.drifts if site.phase == "fwd" and site.port.startswith("in.")]:
-            result = self.results[site]
-            reader = self.innermost_reader(site) if result.verdict is Verdict.DRIFT else None
-            if reader is None:
-                continue
-            if self.results[reader].verdict is not Verdict.DRIFT:
-                self.results[reader] = replace(
-                    self.results[reader], verdict=Verdict.DRIFT, reason=result.reason, limit=result.limit,
-                    inherited=result.inherited, introduced_by=result.introduced_by,
-                )  # fmt: skip
-            reason = f"{result.reason}; it is read by {reader.name}"
-            self.results[site] = replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
-
-    def innermost_reader(self, site: Site) -> Site | None:
-        """The innermost module inside another that is handed the other's input as it is; the first of several."""
-        shape = self.items[site].pair.reference.shape
-        inside = [
-            other
-            for other, result in self.results.items()
-            if result.verdict in (Verdict.DRIFT, Verdict.INHERITED) and result.measurement is not None
-            and other.phase == "fwd" and other.port.startswith("in.") and other.step == site.step
-            and _is_inside(other.name, site.name) and self.items[other].pair.reference.shape == shape
-        ]  # fmt: skip
-        deepest_first = sorted(inside, key=lambda other: -other.name.count("."))
-        handed = (one for one in deepest_first if self.is_handed_on(self.load(self.items[one].pair), site))
-        return next(handed, None)
-
     def explained_without(self, result: PairResult) -> bool:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
         producers = [site for site in self.evidence(result.site) if site not in self.suspects]
@@ -411,12 +325,9 @@ class _Court:
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""
         for other in self.drifts:
-            if (other.phase, other.step) == (site.phase, site.step) and _is_inside(other.name, site.name):
+            if (other.phase, other.step) == (site.phase, site.step) and is_inside(other.name, site.name):
                 return other
         return None
-
-    def describe(self, site: Site) -> str:
-        return f"{site.phase} {site.name}" + (f":{site.port}" if site.port not in ("out", "weight") else "")
 
 
 class _Bench(_Court):
@@ -440,10 +351,6 @@ def _nonfinite(measurement: Measurement) -> str:
     ours = f"{measurement.nan_reference} NaN and {measurement.inf_reference} Inf"
     theirs = f"{measurement.nan_candidate} NaN and {measurement.inf_candidate} Inf"
     return f"the reference has {ours}, the candidate {theirs}, not at the same places"
-
-
-def _is_inside(name: str, container: str) -> bool:
-    return name != container and (not container or name.startswith(f"{container}."))
 
 
 def _below(parameter: str, module: str) -> bool:
