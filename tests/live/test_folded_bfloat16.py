@@ -100,3 +100,38 @@ def test_batch_norms_beside_their_convolutions_are_folded_in_any_format(dtype, w
     if code:
         assert result.first_drift is not None
         assert result.first_drift.name in ("second", "norm2")
+
+
+class Turned(nn.Module):
+    """Attention that turns queries and keys; by another angle its weights are the same. A skip connection dilutes it."""
+
+    def __init__(self, share=0.05):
+        super().__init__()
+        self.turn, self.q, self.k, self.out = Turn(1.0), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.share = share
+
+    def forward(self, x):
+        scores = self.turn(self.q(x)) @ self.turn(self.k(x)).mT
+        return x + self.share * self.out(scores.softmax(-1) @ x)
+
+
+class Turn(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, x):
+        a, b = x.chunk(2, -1)
+        angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * self.share
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+def test_what_a_skip_connection_dilutes_below_bfloat16_is_no_layout_where_weights_are_the_same():
+    torch.manual_seed(0)
+    reference = nn.Sequential(Turned(), nn.Linear(32, 8))
+    candidate = copy.deepcopy(reference)
+    candidate[0].turn.share = 0.8
+    x = torch.randn(5, 7, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    result = fd.check(reference=reference.bfloat16(), candidate=candidate.bfloat16(), inputs=(x,))
+    assert result.exit_code == 1, result.sentence
+    assert result.first_drift.name == "0.turn"

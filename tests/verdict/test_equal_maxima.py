@@ -54,6 +54,21 @@ def test_gradients_that_are_shared_otherwise_among_equal_maxima_are_told(name):
     assert said(theirs, ours, images()) > 0
 
 
+def test_the_last_of_equals_instead_of_the_first_is_no_sharing():
+    def last(x):
+        return nn.functional.max_pool2d(x.flip(2, 3), 2).flip(2, 3)
+
+    assert said(slope(first, images()), slope(last, images()), images()) is None
+
+
+def test_maxima_that_rounding_decided_otherwise_are_told():
+    x = images()
+    z = x + 1e-9 * torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(4))
+    found = shared_maxima(slope(first, x), slope(first, z), x.numpy(), z.numpy(), LIMIT)
+    assert found is not None
+    assert found > 0
+
+
 def test_every_window_may_have_equal_maxima():
     x = torch.tensor([[2.0, 2.0], [1.0, 1.0]], dtype=torch.float64).repeat(2, 3, 2, 2)
     assert said(slope(first, x), slope(shared, x), x) == 2 * 3 * 4

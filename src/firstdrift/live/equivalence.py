@@ -6,15 +6,18 @@ part, with the reference's weights, makes of the candidate's inputs what the can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 
+from .._kernels import measure
 from ..sites import Site
+from ..traces import Trace
 from ..verdict.flips import in_few_places
 from ..verdict.introduced import introduced
-from .examining import Examination, Replays, compared
+from .examining import FLOAT32, Examination, Replays, compared
 from .forcing import Plan
 
+STORED = 2.0  # times what moving all weights by half a step does, which is more than rounding them does
 NOTHING = 1e-12  # relative: what rounding leaves in float64
 
 
@@ -34,13 +37,28 @@ def equivalent_parts(
             continue
         plan = Plan(opaque=level.__contains__, own_weight=partial(_outside, parts=frozenset(level)))
         replays = examination.again(f"opaque-{depth}", plan)
+        stored = _rounded_once_more(examination, level, depth, plan)
         for name in sorted(level):
-            seen = [replays.introduced_at(site, examination.stored_floor) for site in outputs[name]]
+            seen = [replays.introduced_at(site, _floor(site, replays, stored.get(name))) for site in outputs[name]]
             clean = bool(seen) and all(one is not None and not one.beyond_noise for one in seen)
             inner = [site for site in drifts if _holds(name, site)]
             if clean and _matters(examination, replays, inner[0], name, outputs[name]):
                 found.append(name)
     return _same_as_run(examination, found, outputs) if found and examination.precise is not None else found
+
+
+def _rounded_once_more(examination: Examination, level: Set[str], depth: int, plan: Plan) -> dict[str, Trace]:
+    """For parts whose weights are stored in another way, in a short format: what rounding weights once more does."""
+    other = {name for name in level if any(is_inside(one, name) for one in examination.other_weights)}
+    if not other or examination.stored_floor <= FLOAT32:
+        return {}
+    return dict.fromkeys(other, examination.stored_again(f"stored-{depth}", plan))
+
+
+def _floor(site: Site, replays: Replays, stored: Trace | None) -> float:
+    """How far a part may be from the reference's in float64, and still be the same function."""
+    both = None if stored is None else compared(replays.exact, stored, site)
+    return FLOAT32 if both is None else max(FLOAT32, STORED * (measure(*both).rel_l2 or 0.0))
 
 
 def _same_as_run(examination: Examination, parts: Sequence[str], outputs: Mapping[str, Sequence[Site]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,6 +26,7 @@ from ..verdict.limits import Limits
 from ..verdict.scores import scores_behind
 from .forcing import Plan, replay
 from .matching import Names
+from .perturbing import with_moved_weights
 from .precise import dtype_of
 from .sides import Side, record
 
@@ -73,7 +75,7 @@ def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] |
     return ours, theirs.astype(ours.dtype, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Examination:
     """Everything that was run. `precise` is what it shows in float64, where both sides can be run so."""
 
@@ -259,6 +261,20 @@ class Examination:
         now = self.precise or self.as_run
         exact = replay(self.reference.as_precise(), now.candidate, self.folder / name, plan)
         return replace(now, exact=exact)
+
+    def stored_again(self, name: str, plan: Plan) -> Trace:
+        """The same with the reference's weights rounded once more: moved by half a step, this way or that."""
+        now, unit = self.precise or self.as_run, torch.finfo(dtype_of(self.candidate.model)).eps / 2
+        return replay(with_moved_weights(self.reference.as_precise(), unit), now.candidate, self.folder / name, plan)
+
+    @cached_property
+    def other_weights(self) -> frozenset[str]:
+        """The modules whose weights are not the same on both sides, or are on one side alone."""
+        theirs = (self.precise or self.as_run).candidate
+        ours = self.ours if self.precise_reference is None else self.precise_reference
+        sites = {one.site for trace in (ours, theirs) for one in trace if one.site.phase == "weight"}
+        both = {site: compared(ours, theirs, site) for site in sites}
+        return frozenset(site.name for site, one in both.items() if one is None or not np.array_equal(*one))
 
 
 def replays(

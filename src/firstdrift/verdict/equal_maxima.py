@@ -1,7 +1,8 @@
-"""Gradients of a maximum that several elements share: each side may give it to one of them, or to several in parts.
+"""Gradients of a maximum that several elements share: one side gives it to one of them, the other to several in parts.
 
-Every such choice is a subgradient. It is legal where each side gives gradient to its own maxima alone, and both give as
-much to every window.
+Both are subgradients. It is legal where each side gives gradient to its own maxima alone, and both give as much to
+every window. Where both give all of it to one element, and not to the same one, rounding must have decided: which of
+exact equals comes first, everybody else agrees on.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def shared_maxima(ours: Floats, theirs: Floats, x: Floats, z: Floats, limit: flo
             continue  # some gradient lies beyond the windows, or some window has another
         slack = limit * float(np.sqrt(np.mean(ours**2)))
         moved = (np.abs(b - a) > slack).sum(-1) > 1
-        if moved.any():
+        parted = ((a != 0).sum(-1) > 1) | ((b != 0).sum(-1) > 1)
+        rounded = _is_below(b, _cut(x, axes, sizes)) | _is_below(a, _cut(z, axes, sizes))
+        if moved.any() and (parted | rounded)[moved].all():
             return int(moved.sum())
     return None
 
@@ -64,6 +67,11 @@ def _cut(array: Floats, axes: tuple[int, ...], sizes: tuple[int, ...]) -> Floats
     inner = [axis + number + 1 for number, axis in enumerate(sorted(axes))]
     outer = [axis for axis in range(array.ndim) if axis not in inner]
     return array.transpose(*outer, *inner).reshape(*(array.shape[axis] for axis in outer), -1)
+
+
+def _is_below(gradient: Floats, values: Floats) -> NDArray[np.bool_]:
+    """The windows of one side where what the other side chose is not the largest: rounding decided."""
+    return np.asarray(np.any((gradient != 0) & (values < values.max(-1, keepdims=True)), -1))
 
 
 def _at_maxima(gradient: Floats, values: Floats) -> bool:
