@@ -170,6 +170,7 @@ def _read_and_written_to(m, x, factor):
         (lambda m, x: (x.sin() * 3).exp().log1p(), lambda m, x: (x.half().sin().to(x.dtype) * 3).exp().log1p(),
          "dtype-rounding"),
         (lambda m, x: x.relu().mul(2).add(1).sin(), lambda m, x: x.mul(2).relu().add(3).sin(), "offset"),
+        (lambda m, x: (x > 0.1) * x.exp(), lambda m, x: (x > -0.1) * x.exp(), "offset"),
         (lambda m, x: _written_to(m, x, 2), lambda m, x: _written_to(m, x, 3), "scale"),
         (lambda m, x: _read_and_written_to(m, x, 2), lambda m, x: _read_and_written_to(m, x, 3), "scale"),
         (lambda m, x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * m.gain,

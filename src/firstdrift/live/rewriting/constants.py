@@ -54,7 +54,9 @@ def constants(view: View) -> Iterator[Constant]:
 def label(constant: Constant) -> str:
     """What it is called if this number is another one."""
     view, name = constant.view, constant.view.call.name
-    if name in ("lt", "le", "gt", "ge") or not view.result.is_floating_point():
+    if name in ("lt", "le", "gt", "ge") and view.tensors[0].is_floating_point():
+        return "offset"
+    if not view.result.is_floating_point():
         return _of_positions(view, abs(constant.value) > 1)
     if name.startswith(("clamp", "clip")):
         return "norm-eps" if {"div", "mul"} & view.next and {"norm", "sum", "sqrt"} & view.before else "clamp"
