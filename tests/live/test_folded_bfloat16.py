@@ -103,7 +103,7 @@ def test_batch_norms_beside_their_convolutions_are_folded_in_any_format(dtype, w
 
 
 class Turned(nn.Module):
-    """Attention that turns queries and keys; by another angle its weights are the same. A skip connection dilutes it."""
+    """Attention that turns queries and keys, by whatever angle with the same weights; a skip connection dilutes it."""
 
     def __init__(self, share=0.05):
         super().__init__()

@@ -10,7 +10,7 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.live import explaining
-from firstdrift.live.rewriting import search
+from firstdrift.live.rewriting import program, search
 from firstdrift.live.rewriting.expansions import EXPANSIONS
 
 
@@ -102,6 +102,15 @@ def test_a_change_that_no_rewrite_makes_stays_unknown():
             return super().normed(x) + 0.1 * torch.sin(3 * x.cumsum(-1))
 
     assert checked(Block(), Other(), 2, 9, 32).first_drift.cause.label == "unknown"
+
+
+def test_of_a_long_program_the_end_is_kept(monkeypatch):
+    """Both blocks make 510 kB; what is kept holds one."""
+    monkeypatch.setattr(program, "MOST_KEPT", 350_000)
+    reference = nn.Sequential(Block(), Block())
+    candidate = nn.Sequential(Block(), Block(cap=30.0))
+    first_drift = checked(reference, candidate, 2, 9, 32).first_drift
+    assert (first_drift.name, first_drift.cause.label) == ("1.o", "softcap")
 
 
 def test_a_large_tensor_is_not_searched_and_a_smaller_batch_proposed(monkeypatch):

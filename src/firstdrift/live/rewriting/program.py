@@ -22,7 +22,7 @@ from ..forcing import Plan, ReplayError, replay
 from ..sides import Side
 from .expansions import EXPANSIONS
 
-MOST_KEPT = 256 << 20  # bytes of intermediate results; a longer program is not recorded
+MOST_KEPT = 256 << 20  # bytes of intermediate results; of a longer program only the end is recorded
 
 ROTARY = frozenset({"cos", "sin", "polar"})
 
@@ -133,7 +133,7 @@ def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 class _Arrived(BaseException):
-    """The tensor that was waited for has been made, or too much was; nothing after that matters."""
+    """The tensor that was waited for has been made; nothing after it matters."""
 
 
 class _Recorder(TorchFunctionMode):
@@ -182,12 +182,20 @@ class _Recorder(TorchFunctionMode):
         return args
 
     def _keep(self, call: Call) -> None:
-        self.kept += sum(one.nbytes for one in call.results if one._base is None)
-        if self.kept > MOST_KEPT:
-            raise _Arrived
+        size = sum(one.nbytes for one in call.results if one._base is None)
+        if self.kept + size > MOST_KEPT:
+            self._forget()
+        self.kept += size
         for at, tensor in enumerate(call.results):
             self.makers[id(tensor)] = Ref(len(self.calls), at)
         self.calls.append(call)
+
+    def _forget(self) -> None:
+        """Begin anew: what was made so far is given from here on."""
+        self.calls.clear()
+        self.makers.clear()
+        self.alive.clear()
+        self.kept = 0
 
     def _ref(self, item: Any) -> Any:
         return self.makers.get(id(item), item) if isinstance(item, torch.Tensor) else item
