@@ -47,6 +47,7 @@ class Config:
     late: bool = False
     over: int = -1
     relative: bool = False
+    surplus: int = 0  # keys and values of zeros that all queries see
 
 
 def frequencies(config: Config, channels: int) -> torch.Tensor:
@@ -141,9 +142,11 @@ class Attention(nn.Module):
         hidden = ~self.visible(x, mask)
         self.scores = self.biased(q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if c.scale is None else c.scale))
         self.scores = self.scores if c.late else self.scores.masked_fill(hidden, c.hidden)
+        self.scores = nn.functional.pad(self.scores, (0, c.surplus))
+        v = nn.functional.pad(v, (0, 0, 0, c.surplus))
         self.probabilities = self.scores if c.over == 0 else torch.softmax(self.scores, dim=c.over)
         if c.late:
-            self.probabilities = self.probabilities.masked_fill(hidden, 0.0)
+            self.probabilities = self.probabilities.masked_fill(nn.functional.pad(hidden, (0, c.surplus)), 0.0)
         out = self.probabilities @ v
         out = out if c.head_order is None else out[:, list(c.head_order)]
         return self.o_proj(join(out, c.joined))

@@ -22,6 +22,7 @@ NEOX = Config(fused="heads", theta=1e4, rotary=8)
 PLAIN = Config()
 ENCODER = Config(causal=None)
 GEMMA = Config(heads=4, kv_heads=2, softcap=5.0, theta=1e4, scale=0.2)
+FUSED_GEMMA = Config(fused="blocks", heads=8, kv_heads=4, softcap=5.0, theta=1e4, rotary=4, window=9)
 ALIBI = Config(heads=6, kv_heads=6, width=96, slopes="standard")
 NORMED = Config(norm="rms", theta=1e4)
 T5 = Config(causal=None, relative=True, scale=1.0)
@@ -45,6 +46,10 @@ SCORES = [
     ("norm-axis", ENCODER, {"over": -2}, {"axis": "queries"}),
     ("norm-axis", ENCODER, {"over": 1}, {"axis": "heads"}),
     ("skipped-op", ENCODER, {"over": 0}, {}),
+    ("mask-missing", LLAMA, {"surplus": 4}, {"keys": 4}),
+    ("mask-missing", GPT, {"surplus": 2}, {"keys": 2}),
+    ("mask-missing", ENCODER, {"surplus": 16}, {"keys": 16}),
+    ("mask-missing", GEMMA, {"surplus": 64}, {"keys": 64}),
 ]
 HEADS = [
     ("gqa-order", LLAMA, {"tiled": True}, {"order": "tiled"}),
@@ -78,6 +83,8 @@ ROPE = [
     ("rope-partial", NEOX, {"rotary": 16}, {"rotary_dims": 16}),
     ("rope-partial", LLAMA, {"rotary": 8}, {"rotary_dims": 8}),
     ("rope-partial", NEOX, {"exponent": 16}, {}),
+    ("rope-partial", FUSED_GEMMA, {"rotary": 8}, {"rotary_dims": 8, "reference_rotary_dims": 4}),
+    ("rope-theta", FUSED_GEMMA, {"theta": 1e6}, {}),
     ("rope-precision", LLAMA, {"precision": "bf16 frequencies"}, {"dtype": "bf16"}),
     ("rope-precision", LLAMA, {"precision": "bf16 angles"}, {"stage": "angles"}),
     ("rope-precision", LLAMA, {"precision": "f16 tables"}, {"dtype": "f16"}),

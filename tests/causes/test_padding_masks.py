@@ -135,3 +135,34 @@ def test_slopes_under_a_causal_mask_are_not_called_a_mask():
     parts = projections(KEYS)
     cause = said(parts, attended(*parts, causal(), bias=biases("both sides")), attended(*parts, causal()))
     assert cause.label == "missing-term"
+
+
+SIDES = {"as it is": (3, 3), "right": (3, 2), "left": (2, 3), "wider": (4, 4), "right, wider": (3, 4)}
+
+
+def local(real, before, after, itself):
+    """What queries see that look some keys to either side, of which some are padding."""
+    ahead = np.arange(KEYS) - np.arange(KEYS)[:, None]
+    near = (ahead >= -before) & (ahead <= after) & real[:, None, None, :]
+    return near | (ahead == 0) if itself else near
+
+
+@pytest.mark.parametrize("itself", [True, False])
+@pytest.mark.parametrize("name", [name for name in RECORDED if name != "an additive mask"])
+@pytest.mark.parametrize("side", [side for side in SIDES if side != "as it is"])
+def test_a_window_to_both_sides_beside_padding_that_is_another_is_named(side, name, itself):
+    real = np.arange(KEYS) < np.array([KEYS, 9, 10])[:, None]  # so that every query sees something
+    values = {"what the attention is given": real[:, None, None, :], "hidden ones are true": ~real,
+              "a mask of a model": real, "token numbers": tokens(real), "lengths": real.sum(axis=1)}  # fmt: skip
+    parts = projections(KEYS)
+    expected, found = (attended(*parts, local(real, *SIDES[one], itself)) for one in ("as it is", side))
+    cause = said(parts, expected, found, dict.fromkeys(RECORDED[name], values[name]))
+    assert cause.label == "window-off-by-one", cause
+
+
+def test_padding_that_is_ignored_within_a_window_to_both_sides_is_named():
+    real = np.arange(KEYS) < np.array([KEYS, 9, 10])[:, None]
+    parts = projections(KEYS)
+    expected, found = (attended(*parts, local(one, 3, 3, True)) for one in (real, np.ones_like(real)))
+    cause = said(parts, expected, found, {Site(0, "input", "input", "visible"): real})
+    assert cause.label == "mask-missing", cause

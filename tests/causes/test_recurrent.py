@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from blame import Run, numbers
 from drifts import drift, random, settled
 from torch import nn
 
+from firstdrift.causes.evidence import Evidence
 from firstdrift.causes.formulas import Cell, recur
 from firstdrift.causes.hypotheses import explain
 from firstdrift.causes.recurrence.cells import STEPS
 from firstdrift.causes.table import TABLE
+from firstdrift.sites import Site
 
 X = random(0, 7, 3, 5)
 LSTM, GRU, RNN = settled(nn.LSTM(5, 4)), settled(nn.GRU(5, 4)), settled(nn.RNN(5, 4))
@@ -135,3 +139,85 @@ OTHERS: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("wrong", OTHERS.values(), ids=OTHERS)
 def test_another_cause_is_not_called_so(wrong: Callable[[torch.Tensor], object]) -> None:
     assert explain(evidence_of(LSTM, X, wrong(X)), TABLE).label not in CLAIMED
+
+
+class ByHand:
+    """Cells as people write them: stacked weights of any names, in the module or in its parts, in any order."""
+
+    HERE = "encoder.rnn"
+
+    def __init__(self, gates: int, order: Sequence[int], joined: bool = False, turned: bool = False) -> None:
+        rows = 4 * gates
+        self.w, self.u = (random(seed, rows, width) * 0.5 for seed, width in ((31, 5), (32, 4)))
+        self.b, self.c = (random(seed, rows) for seed in (33, 34))
+        self.order, self.joined, self.turned = order, joined, turned
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """By their paths, as they lie in the module."""
+        if self.joined:
+            return {"gates.weight": torch.cat([self.w, self.u], 1), "gates.bias": self.b}
+        u = self.u.T if self.turned else self.u
+        return {"x2h.weight": self.w, "x2h.bias": self.b, "h2h.weight": u, "h2h.bias": self.c}
+
+    def __call__(self, x: torch.Tensor, formula: str = "as usual") -> torch.Tensor:
+        blocks = [slice(4 * one, 4 * one + 4) for one in self.order]
+        w, u, b, c = (torch.cat([part[one] for one in blocks]).numpy() for part in (self.w, self.u, self.b, self.c))
+        cell = Cell(w, u, b, None if self.joined else c)
+        zero = np.zeros((x.shape[1], 4))
+        return torch.from_numpy(recur(STEPS[len(self.order)][formula], x.numpy(), cell, (zero, zero))[0])
+
+    def evidence(self, x: torch.Tensor, found: torch.Tensor, driven: bool = False, last: bool = False):
+        expected = self(x)
+        expected, found = (one[-1] if last else one for one in (expected, found))
+        place = {Site(0, "weight", f"{self.HERE}.{path.rpartition('.')[0]}", path.rpartition(".")[2]): one.numpy()
+                 for path, one in self.weights().items()}  # fmt: skip
+        fed = {Site(0, "fwd", self.HERE, "in.0"): x.numpy()}
+        inputs = {f"{self.HERE}.x2h": (x @ self.w.T + self.b).numpy()} if driven else {f"{self.HERE}.pre": x.numpy()}
+        around = Run(place if driven else {**place, **fed})
+        return Evidence(
+            Site(0, "fwd", self.HERE, "out"), expected.numpy(), found.numpy(), 1e-7, op="Cell", inputs=inputs,
+            candidate_inputs=inputs, around=around,
+        )  # fmt: skip
+
+
+BEFORE = "with the reset gate before the linear map of the state"
+CELLS = {
+    "GRU": ByHand(3, (0, 1, 2)), "GRU of z, r, n": ByHand(3, (1, 0, 2)), "turned": ByHand(3, (0, 1, 2), turned=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("driven", [False, True])
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_a_cell_written_by_hand_is_found_by_its_weights(cell: ByHand, driven: bool, last: bool) -> None:
+    cause = explain(cell.evidence(X, cell(X, BEFORE), driven, last), TABLE)
+    assert cause.label == "gate-formula", cause
+    assert "reset gate before" in cause.sentence
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)])
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_lstm_written_by_hand_is_found_in_any_order_of_its_gates(order: Sequence[int], joined: bool) -> None:
+    cell = ByHand(4, order, joined)
+    cause = explain(cell.evidence(X, cell(X, "with 1 added to the forget gate")), TABLE)
+    assert cause.label == "gate-formula", cause
+    assert "forget gate" in cause.sentence
+
+
+def test_gates_taken_in_another_order_are_named_of_a_cell_written_by_hand() -> None:
+    cell = ByHand(3, (0, 1, 2))
+    other = copy.copy(cell)
+    other.order = (1, 0, 2)
+    assert explain(cell.evidence(X, other(X)), TABLE).label == "gate-order"
+
+
+@pytest.mark.parametrize("change", [lambda x: x.flip(-1), lambda x: x + 0.1 * random(9, *x.shape)])
+def test_what_no_cell_gives_is_not_its_formula(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    cell = ByHand(3, (0, 1, 2))
+    assert explain(cell.evidence(X, change(cell(X))), TABLE).label not in ("gate-formula", "gate-order")
+
+
+def test_a_block_of_such_weights_that_is_no_recurrence_is_not_called_one() -> None:
+    cell = ByHand(3, (0, 1, 2))
+    given = cell.evidence(X, cell(X, BEFORE))
+    assert explain(replace(given, expected=numbers(*given.expected.shape)), TABLE).label != "gate-formula"

@@ -15,7 +15,7 @@ from .optimizer import optimizers
 from .position import embeddings, rope
 from .precision import fake_quantisers, operand_rounding, quantisation, quantisers, rounding
 from .recurrence import recurrent
-from .sums import glue, lone_terms, stray_terms
+from .sums import glue, lone_terms, stray_terms, tabled_terms
 from .weight import weight_copies, weights
 
 # What is said where nothing else is comes first, lest time runs out before it. Then what makes all else meaningless,
@@ -23,9 +23,9 @@ from .weight import weight_copies, weights
 FAMILIES = (
     by_definition, weight_copies, fed, integrity, weights, losses, gradients, optimizers, wiring, missing_modules,
     elementwise, two_axes, layouts, permutations, shared_heads, rounding, operand_rounding, quantisation,
-    quantisers, fake_quantisers, glue, activated, gate_inputs, stray_terms, lone_terms, packing, clamped_gates,
-    activation_variants, norms, linear, adapters, embeddings, rope, some_slices, spatial, token_pooling, recurrent,
-    attention, routing,
+    quantisers, fake_quantisers, glue, activated, gate_inputs, stray_terms, tabled_terms, lone_terms, packing,
+    clamped_gates, activation_variants, norms, linear, adapters, embeddings, rope, some_slices, spatial, token_pooling,
+    recurrent, attention, routing,
 )  # fmt: skip
 
 TABLE: tuple[Hypothesis, ...] = tuple(hypothesis for family in FAMILIES for hypothesis in family.HYPOTHESES)

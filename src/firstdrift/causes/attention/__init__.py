@@ -13,7 +13,7 @@ from ..hypotheses import EXACT, LEAST_NOISE, Finding, Hypothesis, residual
 from . import bias_claims, cached, expansions, heads, masks, page_orders, pages, positions, scoring
 from .between import WAYS, Way, made_between
 from .claims import Case, Claim, Variant, finding, narrowed
-from .fitting import Over, Reference, fit, patience, search, search_biased
+from .fitting import Over, Reference, fit, fit_soon, patience, search, search_biased
 from .nearby import Nearby, nearby, tables_of
 from .operands import operands
 from .padding import masks_around
@@ -47,6 +47,9 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
     if evidence.expected.shape != evidence.found.shape or (made is None and not _attends(evidence)):
         return
     near = nearby(evidence, limit, made)
+    around = masks_around(evidence)
+    if (yield from _soon(evidence, near, limit, around)):
+        return
     case = _case(evidence, near, fit, limit, patience())
     stages = STAGES if case is None else MASKED
     if case is not None and (yield from _told(evidence, case, STAGES)):
@@ -55,7 +58,7 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
         yield from _told(evidence, *more)
         return
     over = patience()
-    for mask in masks_around(evidence):
+    for mask in around:
         masked = _case(evidence, near, fit, limit, over, mask)
         if masked is not None and (masked.settings.mask or case is not None):
             case = masked
@@ -65,6 +68,19 @@ def attention(evidence: Evidence) -> Iterator[Finding]:
         if (case := _case(evidence, near, find, limit, patience())) is not None:
             yield from _told(evidence, case, STAGES)
             return
+
+
+def _soon(evidence: Evidence, near: Nearby, limit: float, around: list[Floats]) -> Generator[Finding, None, bool]:
+    """What is found where the reference obeys a mask that was recorded around it, which is soon tried; whether it
+    does, and so is nothing that can do without."""
+    obeyed, over = False, patience()
+    for mask in around:
+        case = _case(evidence, near, fit_soon, limit, over, mask)
+        if case is not None and case.settings.mask:
+            obeyed = True
+            if (yield from _told(evidence, case, STAGES)):
+                break
+    return obeyed
 
 
 def _with_more(evidence: Evidence, near: Nearby, limit: float) -> tuple[Case, Stages] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from time import thread_time
@@ -25,6 +25,7 @@ PATIENCE = 1.0  # seconds of work for fits, and for searches
 SELDOM = 6  # questions without a look at the clock, where those before took no more than QUICK seconds
 QUICK = 2e-3
 FEW_TRIALS = 8  # of structures and masks, for which numbers are searched
+FEWEST_ROWS = 6  # by which numbers are fitted
 TOKENS = 12  # enough to tell the scores apart, few enough to try much
 
 
@@ -38,6 +39,7 @@ class Reference:
 
 
 Over = Callable[[], bool]
+Stage = Callable[[Settings, Problem, Sources, Mapping[str, Json]], Iterable[Settings]]
 
 
 def patience() -> Over:
@@ -57,13 +59,21 @@ def patience() -> Over:
     return over
 
 
-def fit(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
+def fit_soon(given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over) -> Reference | None:
+    """The same without a rotation and without numbers to fit, which does not take long."""
+    return fit(given, other, attrs, limit, over, (plain, local))
+
+
+def fit(
+    given: Sources, other: Sources, attrs: Mapping[str, Json], limit: float, over: Over,
+    stages: Sequence[Stage] = (plain, local, turned, kinds),
+) -> Reference | None:  # fmt: skip
     """The stated or usual settings that reproduce the reference within a limit, or None."""
     trials = _trials(given, other, attrs, limit)
-    for stage in (plain, turned, local, kinds):
+    for stage in stages:
         for trial in trials:
             proposals = stage(trial.base, trial.whole, given, attrs)
-            for proposal in measured(proposals, trial.few, limit, over) if stage is kinds else proposals:
+            for proposal in measured(proposals, trial.first, limit, over) if stage is kinds else proposals:
                 if over():
                     return None
                 held = _held(proposal, trial.few, limit)
@@ -130,6 +140,13 @@ class _Trial:
     def of(cls, base: Settings, structure: Structure, whole: Problem) -> _Trial:
         few = first_head(_few(base, whole), structure.heads, structure.kv_heads)
         return cls(base, structure, whole, few, sampled(whole, structure.heads, SCREEN))
+
+    @property
+    def first(self) -> Problem:
+        """The first queries, of which no window that was not seen hides a key: as many as values can be told apart."""
+        open_to_all = self.base.diagonal == 0 and self.base.window is None and self.whole.keys == self.whole.queries
+        known = max(channels_of(self.base, self.whole), FEWEST_ROWS)
+        return at_rows(self.few, self.few.rows[:known]) if open_to_all else self.few
 
 
 def _bases(

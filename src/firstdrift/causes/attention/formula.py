@@ -73,9 +73,10 @@ class Settings:
     would also add. `groups` is
     the key head of each query head where it is neither repeated nor tiled, `order` that of the heads of the output,
     `hidden` the score of a hidden key; `late` hides keys only after the softmax, which goes over `over`. With `itself`
-    every query sees its own key, whatever the masks say: padding then has something to see. A `sink` is one more key
-    of score zero and value zero; with `sunk` its scores are the learned ones. With `across` a mask of the keys is laid
-    over the queries. `slopes` are of biases that fall with the distance to earlier keys, and with `both` to later ones
+    every query sees its own key, whatever the masks say: padding then has something to see. A `sink` counts more keys
+    of score zero and value zero; with `sunk` there is one whose scores are the learned ones. With `across` a mask of
+    the keys is laid over the queries. `slopes` are of biases that fall with the distance to earlier keys, and with
+    `both` to later ones
     too, as where all keys are seen.
     """
 
@@ -101,7 +102,7 @@ class Settings:
     over: str = "keys"
     fill: str = "zero"
     itself: bool = False
-    sink: bool = False
+    sink: float = 0.0
     across: bool = False
     both: bool = False
     sunk: bool = False
@@ -229,7 +230,7 @@ def probabilities(operands: Operands, settings: Settings, rows: Indices) -> Floa
     empty = np.isneginf(top)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         out = np.exp(values - np.where(empty, 0.0, top))
-        total = out.sum(axis=axis, keepdims=True) + (np.exp(-top) if settings.sink else 0.0)
+        total = out.sum(axis=axis, keepdims=True) + (settings.sink * np.exp(-top) if settings.sink else 0.0)
         if settings.sunk and operands.sinks is not None:
             total = total + np.exp(operands.sinks[:, None, None] - top)
         out = out / np.where(empty, 1.0, total)

@@ -14,6 +14,7 @@ from .problem import SCREEN, problem
 from .proposals import even_slopes, slopes
 from .searching import CAPS
 
+FIRST_COUNTS = (2.0, 8.0, 32.0, 128.0)  # of keys, to begin a fit with
 WORDS = {"q": "queries", "k": "keys"}
 
 
@@ -174,10 +175,27 @@ def sink(case: Case) -> Iterator[Claim]:
     base = case.settings
     if case.problem.reads != "scores":
         what = "is missing" if base.sink else "takes part, which the reference has not"
-        yield Claim("missing-term", f"a key of score and value zero {what}", replace(base, sink=not base.sink))
+        other = replace(base, sink=0.0 if base.sink else 1.0)
+        yield Claim("missing-term", f"a key of score and value zero {what}", other)
     if base.sunk:
         yield Claim("missing-term", "the learned sinks of the scores are missing", replace(base, sunk=False))
 
 
+def surplus(case: Case) -> Iterator[Claim]:
+    """Keys and values of zeros, as of memory that nobody wrote, which every query sees."""
+    base = case.settings
+    if case.problem.reads == "scores":
+        return
+
+    def settings(count: float) -> Settings:
+        return replace(base, sink=base.sink + count)
+
+    found = factor(case, settings, FIRST_COUNTS)
+    count = 0 if found is None else round(found[0])
+    if count > 1 and case.screen.error(settings(float(count))) <= case.limit:  # many make anything small
+        sentence = f"{count} keys of zeros, with values of zeros, are seen by every query besides those of the tokens"
+        yield Claim("mask-missing", sentence, settings(float(count)), {"keys": count}, free=1)
+
+
 VARIANTS = (added, normalisation, softmax, sink)
-FITTED = (temperature, cap, alibi)
+FITTED = (temperature, cap, alibi, surplus)

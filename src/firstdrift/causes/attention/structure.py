@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from ...strict_json import Json
-from .formula import Settings
+from .formula import Settings, divide
 from .latent import LATENT, divisions
 from .latent import SPLITS as LATENT_SPLITS
 from .operands import SPLITS, Shape, operands
@@ -18,6 +18,7 @@ from .sources import Sources
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")
 KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+SOME = 2  # samples, which tell as much of what lies between what as all do
 WIDTHS = ("head_dim", "head_size", "d_head", "attention_head_size", "d_kv")
 
 
@@ -97,14 +98,31 @@ def likely(
     told = profile(given.observed, other.observed)
     for structure in structures(given, attrs):
         found = operands(given, structure.shape, structure.heads, structure.kv_heads)
-        if found is not None:
-            possible.append((structure, problem(found, given.observed, other.observed, told)))
+        whole = None if found is None else problem(found, given.observed, other.observed, told)
+        if whole is not None and _among_values(structure, whole, limit):
+            possible.append((structure, whole))
     if not possible or possible[0][1].reads != "out" or possible[0][1].keys < 2 or given.sinks is not None:
         return possible, False
     causal = [one for one in possible if _first(*one, limit) is not None]
     if not causal:
         return possible, False
     return [one for one in causal if _mixes(*one, limit)] or causal, True
+
+
+def _among_values(structure: Structure, given: Problem, limit: float) -> bool:
+    """Whether every output lies between the least and the largest value of its channel, or zero: shares are positive,
+    and sum to no more than one."""
+    if given.reads != "out" or given.operands.projection is not None:
+        return True
+    v = divide(given.operands.v[:SOME], structure.kv_heads, "thd")
+    rep = structure.heads // structure.kv_heads
+    low, high = (
+        np.tile(x, (1, rep, 1)) if structure.tiled else np.repeat(x, rep, axis=1)
+        for x in (np.minimum(v.min(axis=1), 0.0), np.maximum(v.max(axis=1), 0.0))
+    )
+    made = divide(given.observed[:SOME], structure.heads, "thd")
+    room = limit * float(np.abs(v).max(initial=0.0))
+    return not bool(((made < low[:, None] - room) | (made > high[:, None] + room)).any())  # NaN is neither
 
 
 def _starts(given: Problem) -> list[int]:

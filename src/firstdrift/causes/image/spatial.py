@@ -18,7 +18,7 @@ from ..hypotheses import Finding, Hypothesis
 from ..layout.flattening import flattened
 from ..precision.operands import Coarsening, coarsenings
 from ..variants import Screen, Variant, findings, forward, parameter, reproduces, slight
-from . import borders, resized_addends, resized_images, resized_tables, row_maps
+from . import borders, frames, resized_addends, resized_images, resized_tables, row_maps
 from .points import Points, gathered, points_of
 from .pooling import pool, resized
 from .settings import geometries
@@ -216,5 +216,5 @@ def _with(label: str, sentence: str, **changes: Any) -> Variant[Convolution]:
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     convolution, pool, resized, *resized_tables.HYPOTHESES, *resized_addends.HYPOTHESES, *resized_images.HYPOTHESES,
-    *borders.HYPOTHESES, flattened, *row_maps.HYPOTHESES,
+    *borders.HYPOTHESES, *frames.HYPOTHESES, flattened, *row_maps.HYPOTHESES,
 )  # fmt: skip

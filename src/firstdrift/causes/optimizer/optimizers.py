@@ -11,7 +11,7 @@ from ...sites import Site
 from ..agreement import distance, factor, floats, limit, rounded
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
-from . import optimizer_states, step_gradients
+from . import direction_orders, optimizer_states, step_gradients
 from .optimizer_choices import CHOICES, LABEL_OF, NUMBERS, WORDS, choice_sentence
 from .optimizer_steps import Rule, rule_of, take
 from .reproduced_steps import Step, changes_something, class_of, reproduced
@@ -164,5 +164,5 @@ def _moved(evidence: Evidence, site: Site, change: float) -> bool:
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     optimizer_variant, optimizer_setting, weight_decay, not_updated, step_count, *optimizer_states.HYPOTHESES,
-    *step_gradients.HYPOTHESES,
+    *step_gradients.HYPOTHESES, *direction_orders.HYPOTHESES,
 )  # fmt: skip

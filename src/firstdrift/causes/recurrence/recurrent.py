@@ -18,12 +18,14 @@ from ..formulas import Cell, recur
 from ..hypotheses import Finding, Hypothesis
 from ..variants import Screen, Variant, findings, forward, reproduces
 from .cells import STEPS, USUAL
+from .handmade import ordered, readings
 
 Floats = NDArray[np.float64]
 Cells = tuple[tuple[Cell, ...], ...]  # by layer, then by direction
 
 SAMPLES, STEPS_SEEN = 4, 16  # of a batch and of its sequences, to try variants on
 COST = 10**9  # multiplications that the whole may cost
+FIRST_STEPS = 2  # by which most cells are ruled out
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new"), 1: ("new",)}
 NAME = re.compile(r"^(?:weight|bias|w|b)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
 
@@ -117,13 +119,33 @@ class Network:
 
 def recurrence(evidence: Evidence) -> Iterable[Finding]:
     """An LSTM, GRU or plain recurrent module, or one cell of it."""
+    if not forward(evidence):
+        return
     cells = _cells(evidence.parameters)
-    if cells is None or not forward(evidence):
+    if cells is None:
+        yield from _by_hand(evidence)
         return
     for network in _networks(evidence, cells):
         if network.results() == evidence.expected.shape and _reproduced(network, evidence, network.brief):
             yield from _explained(network, evidence)
             return
+
+
+def _by_hand(evidence: Evidence) -> Iterator[Finding]:
+    """The same of a module with weights of other names, or in its parts, which need not be stacked in torch's order."""
+    for reading in readings(evidence):
+        given = reading.evidence
+        last = given.expected.ndim == 2 < given.inputs["in.0"].ndim  # the state of the one layer, without its axis
+        seen = replace(given, expected=given.expected[None], found=given.found[None]) if last else given
+        for cell in ordered(reading.cell):
+            for network in _networks(seen, ((cell,),)):
+                first = min(network.brief, FIRST_STEPS) if network.shown < 0 else network.brief
+                if network.results() == seen.expected.shape and all(
+                    _reproduced(network, seen, steps) for steps in (first, network.brief)
+                ):
+                    for one in _explained(network, seen):
+                        yield replace(one, predicted=one.predicted[0]) if last and one.predicted is not None else one
+                    return
 
 
 def _reproduced(network: Network, evidence: Evidence, steps: int) -> bool:
