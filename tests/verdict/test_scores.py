@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.verdict.behind_flips import _gathered
+from firstdrift.verdict.behind_flips import _places
 
 
 class Router(nn.Module):
@@ -106,6 +106,7 @@ def test_rows_sent_elsewhere_are_those_that_each_side_chose():
     rows = torch.randn(6, 4).numpy()
     ours, theirs = torch.tensor([0, 1, 0, 2, 1, 0]).numpy(), torch.tensor([0, 0, 1, 2, 1, 0]).numpy()
     sent = rows[ours == 0], rows[theirs == 0]
-    assert _gathered(sent, (rows, rows), (ours, theirs)).tolist() == [False, True, False]
-    assert _gathered((sent[0], sent[1] * 1.01), (rows, rows), (ours, theirs)) is None
-    assert _gathered((rows[ours == 2], rows[theirs == 2]), (rows, rows), (ours, theirs)) is None
+    assert [one.tolist() for one in _places(sent, (rows, rows), (ours, theirs))] == [[0, 2, 5], [0, 1, 5]]
+    assert _places((sent[0], sent[1] * 1.01), (rows, rows), (ours, theirs)) is None
+    alike = _places((rows[ours == 2], rows[theirs == 2]), (rows, rows), (ours, theirs))
+    assert [one.tolist() for one in alike] == [[3], [3]]

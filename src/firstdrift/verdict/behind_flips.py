@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -37,6 +37,21 @@ class BehindFlips:
         self.moved[site] = np.asarray(np.not_equal(*choices)), 0.0
         self.choices[site] = choices
 
+    def error_of_others(self, site: Site) -> float:
+        """The error of all rows that did not move."""
+        return self.moved[site][1] if site in self.moved else self.error(site)
+
+    def without_moved(self, choices: tuple[Array, Array], sources: Iterable[Site]) -> tuple[Array, Array] | None:
+        """Both sides' choices, equal wherever they were taken by rows that had moved already; None where none had, or
+        nobody knows which."""
+        ours, theirs = choices
+        moved = [_rows_of(self.moved[one][0], ours.shape) for one in sources if one in self.moved]
+        for rows in moved:
+            if rows is None:
+                return None
+            theirs = np.where(rows.reshape(*rows.shape, *(1,) * (ours.ndim - rows.ndim)), ours, theirs)
+        return (ours, theirs) if moved else None
+
     def sent(self, pair: Pair) -> str | None:
         """How it comes that a module beside one that chose was given more rows on one side, or fewer."""
         ours, theirs = pair.reference.shape or (), pair.candidate[0].shape or ()
@@ -49,29 +64,50 @@ class BehindFlips:
         return None
 
     def sent_others(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
-        """How it comes that a module beside one that chose was given as many rows on both sides, and others: on each
-        side they are those of one tensor that this side chose the module for."""
-        for site in self._beside(judged.site):
+        """How it comes that a module was given as many rows on both sides, and others: on each side they are those of
+        one tensor that this side chose the module for. Either the choices fell otherwise, or those of before."""
+        for site in self._choosers(judged.site, producers):
             for source in producers:
-                rows = _gathered(self.load(judged.pair), self.load(self.limits.items[source].pair), self.choices[site])
-                if rows is None:
+                found = self._gathered(judged.pair, source, site) if source != site else None
+                if found is None:
                     continue
-                error = _error_elsewhere(*self.load(judged.pair), rows) or 0.0
-                if error > self.limits.limit(item, producers, self.error(source)):
+                error = _error_elsewhere(*self.load(judged.pair), found) or 0.0
+                inherited = self.error_of_others(source)
+                if error > self.limits.limit(item, producers, inherited):
                     continue
-                self.given[judged.site] = site
+                self.given[judged.site] = site if site in self.moved else source
                 self.gathered.add(judged.site)
-                self.moved[judged.site] = rows, error
-                others = f"{int(rows.sum())} of {rows.size} rows that were sent here are others"
-                return f"{others}, as chosen at near-ties of {site.name}"
+                self.moved[judged.site] = found, error
+                others = f"{int(found.sum())} of {found.size} rows that were sent here are others"
+                chosen = f"at near-ties of {site.name}" if site in self.choices else "at a near-tie before"
+                return f"{others}, as chosen {chosen}"
         return None
 
+    def _choosers(self, site: Site, producers: Sequence[Site]) -> Iterator[Site]:
+        """Choices that fell otherwise beside a module; and, where rows moved before, all that were taken beside it."""
+        yield from self._beside(site)
+        if any(one in self.moved for one in producers):
+            taken = (one for one, item in self.limits.items.items() if item.is_integer and item.measurement is not None)
+            yield from (
+                one for one in taken if one.phase == "fwd" and one not in self.choices and _is_beside(one, site)
+            )
+
+    def _gathered(self, pair: Pair, source: Site, chooser: Site) -> Rows | None:
+        """Which rows of a tensor are others: taken from other places of `source`, or from such as are others there."""
+        choices = self.choices.get(chooser) or self.load(self.limits.items[chooser].pair)
+        whole = self.load(self.limits.items[source].pair)
+        if (places := _places(self.load(pair), whole, choices)) is None:
+            return None
+        rows = np.asarray(places[0] != places[1])
+        if source in self.moved and source not in self.gathered:
+            count = whole[0].size // whole[0].shape[-1]
+            before = _rows_of(self.moved[source][0], (count,))
+            return None if before is None else rows | before[places[0]]
+        return rows
+
     def _beside(self, site: Site) -> Iterator[Site]:
-        """Choices that were taken beside a module, or around it."""
-        for choice in self.choices:
-            around = choice.name.rpartition(".")[0]
-            if choice.step == site.step and site.name.startswith(f"{around}." if around else ""):
-                yield choice
+        """Choices that fell otherwise beside a module, or around it."""
+        return (choice for choice in self.choices if _is_beside(choice, site))
 
     def explain(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> str | None:
         """How an error follows from flips before it: all that noise does not explain is in the rows that moved."""
@@ -92,29 +128,39 @@ class BehindFlips:
         error = _error_elsewhere(*self.load(judged.pair), moved)
         if moved.all() and judged.site in self.gathered:
             error = 0.0  # nothing that was sent here is the same on both sides
-        inherited = max((self.moved[s][1] if s in self.moved else self.error(s) for s in producers), default=0.0)
+        inherited = max((self.error_of_others(site) for site in producers), default=0.0)
         if error is None or error > self.limits.limit(item, producers, inherited):
             return None
         self.moved[judged.site] = moved, error
         return f"{int(moved.sum())} of {moved.size} rows were chosen otherwise at a near-tie before; the others agree"
 
 
-def _gathered(values: tuple[Array, Array], source: tuple[Array, Array], choices: tuple[Array, Array]) -> Rows | None:
-    """Which rows of a tensor are others on both sides, where each side's are all those of `source` that it chose one
-    and the same number for; None where they are not."""
+def _is_beside(choice: Site, site: Site) -> bool:
+    """Whether a choice was taken beside a module, or around it."""
+    around = choice.name.rpartition(".")[0]
+    return choice.step == site.step and site.name.startswith(f"{around}." if around else "")
+
+
+def _places(
+    values: tuple[Array, Array], source: tuple[Array, Array], choices: tuple[Array, Array]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:  # fmt: skip
+    """Where in `source` the rows of a tensor come from, if each side's are all those that it chose one and the same
+    number for; None where they are not."""
     count = len(values[0]) if values[0].ndim == 2 else 0
     rows = choices[0].size if choices[0].ndim == 1 else prod(choices[0].shape[:-1])
     width = values[0].shape[-1] if count else 0
     if not count or values[1].shape != values[0].shape or any(one.size != rows * width for one in source):
         return None
+    if not rows or choices[0].shape != choices[1].shape:
+        return None
     first, second = (choice.reshape(rows, -1) for choice in choices)
-    for number in np.unique(first[first != second]):
-        at = [np.flatnonzero((choice == number).any(-1)) for choice in (first, second)]
-        if any(len(one) != count for one in at):
+    for number in np.unique(first):
+        ours, theirs = (np.flatnonzero((choice == number).any(-1)) for choice in (first, second))
+        if len(ours) != count or len(theirs) != count:
             continue
-        taken = (whole.reshape(rows, width)[places] for whole, places in zip(source, at, strict=True))
+        taken = (whole.reshape(rows, width)[at] for whole, at in zip(source, (ours, theirs), strict=True))
         if all(np.array_equal(*both) for both in zip(values, taken, strict=True)):
-            return np.asarray(at[0] != at[1])
+            return ours, theirs
     return None
 
 
@@ -127,6 +173,9 @@ def _rows_of(moved: Rows, shape: tuple[int, ...]) -> Rows | None:
     for axes in range(2, len(shape)) if not alike else ():  # batch and tokens in one axis, as routers have them
         if prod(shape[:axes]) == moved.shape[0]:
             leading = shape[:axes]
+    for axes in range(2, moved.ndim + 1) if shape and not alike else ():  # in one axis here, as before a router
+        if prod(moved.shape[:axes]) == shape[0]:
+            leading = shape[:1]
     return np.asarray(moved.reshape(*leading, -1).any(-1)) if leading else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
@@ -42,7 +44,12 @@ class Choices:
         indices = self.load(judged.pair)
         if (source := self._source(judged.site, indices, producers)) is not None:
             return Verdict.FLIP, f"{reason}, as chosen at {described(source)}"
-        tied = self._tied(judged.site, indices, producers)
+        rest = self.behind_flips.without_moved(indices, (*producers, *self._beside(judged.site)))
+        if rest is not None and np.array_equal(*rest):
+            self.behind_flips.begin(judged.site, indices)
+            return Verdict.FLIP, f"{reason}, all in rows that were chosen otherwise at a near-tie before"
+        error = self.error if rest is None else self.behind_flips.error_of_others
+        tied = self._tied(judged.site, rest or indices, producers, error)
         if tied:
             self.behind_flips.begin(judged.site, indices)
             return Verdict.FLIP, f"{reason}, each at a near-tie"
@@ -67,7 +74,9 @@ class Choices:
                 return site
         return None
 
-    def _tied(self, choice: Site, indices: tuple[Array, Array], producers: Sequence[Site]) -> bool | None:
+    def _tied(
+        self, choice: Site, indices: tuple[Array, Array], producers: Sequence[Site], error: Callable[[Site], float]
+    ) -> bool | None:  # fmt: skip
         """Whether choices differ at near-ties only, by the scores that they were taken by; None if these are unknown.
 
         Equal scores may be chosen from either way. What a module makes itself of what it is fed, it rounds.
@@ -75,11 +84,11 @@ class Choices:
         for site in (*producers, *self._beside(choice)):
             if self.items[site].measurement is None or self.items[site].is_integer:
                 continue
-            tied = tied_choices(indices, self.load(self.items[site].pair), max(self.error(site), 1e-300))
+            tied = tied_choices(indices, self.load(self.items[site].pair), max(error(site), 1e-300))
             if tied is not None:
                 return tied
         for site, scores in scores_behind(choice, self.results, self._compared):
-            tied = tied_choices(indices, scores, self.error(site) + self._unit(site))
+            tied = tied_choices(indices, scores, error(site) + self._unit(site))
             if tied is not None:
                 return tied
         return None
