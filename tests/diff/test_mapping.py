@@ -475,6 +475,32 @@ def test_a_map_that_fits_passes(text):
     parse_map(text).check(OURS, THEIRS)
 
 
+def test_a_tensor_that_the_candidate_lacks_stands_for_none():
+    ours, theirs = sites("a", "b", "weight a:weight", "weight b:weight"), [*sites("c"), Site(0, "fwd", "c", "in.0")]
+    parse_map("a: c\nb: {candidate: c, port: {out: in.0, '*': '*'}}").check(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "text", ["layers: blk", "layers.{}: blk.{}", "layers: head", "head: blk", "layers: blk\nlayers.{}.attn: blk.{}.a"]
+)
+def test_lists_of_modules_which_never_run_may_be_named(text):
+    parse_map(text).check(OURS, THEIRS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer: blk", "the reference has no such name"),
+        ("layers: bkl", "the candidate has nothing named 'bkl'; write 'blk' if you mean that"),
+        ("layers.{}: blk.{}.a.b", "the candidate has nothing named 'blk.{}.a.b' \\('blk.0.a.b', say\\)"),
+        ("layers: {candidate: blk, transpose: true}", "the reference has no such name"),
+    ],
+)
+def test_lists_that_one_side_lacks_or_that_are_to_be_changed_are_refused(text, message):
+    with pytest.raises(FormatError, match=message):
+        parse_map(text).check(OURS, THEIRS)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ...errors import FormatError
 from ...sites import Site
 from .lines import Line, Rule, Target
+from .patterns import Pattern
 
 if TYPE_CHECKING:
     from .lines import Mapping
@@ -24,11 +25,14 @@ def check_map(mapping: Mapping, reference: Iterable[Site], candidate: Iterable[S
     for site, rule in rules.items():
         won.setdefault(id(rule.line), {})[site] = rule
     by_name = _ports(theirs)
+    lists = _lists(ours), _lists(theirs)
     for line in mapping.lines:
+        if id(line) not in won and _names_lists(line, lists, by_name):
+            continue
         if id(line) not in won:
             raise _idle(line, ours, "reference", mapping)
-        _check_targets(line, won[id(line)], by_name)
-    _check_sources(rules, by_name)
+        _check_targets(line, won[id(line)], by_name, lists[1])
+    _check_sources(rules, theirs)
     for line in mapping.candidate_ignore:
         if not any(_takes(line, site) for site in theirs):
             raise _idle(line, theirs, "candidate", mapping)
@@ -45,6 +49,28 @@ def _ports(sites: Iterable[Site]) -> dict[str, list[str]]:
     for site in sites:
         found.setdefault(site.name, {})[site.port] = None
     return {name: list(ports) for name, ports in found.items()}
+
+
+def _lists(sites: Iterable[Site]) -> set[str]:
+    """The names that have nothing recorded themselves, only below them: lists of modules, which never run."""
+    names = {site.name for site in sites}
+    around: set[str] = set()
+    for name in names:
+        while (name := name.rpartition(".")[0]) and name not in around:
+            around.add(name)
+    return around - names
+
+
+def _names_lists(line: Line, lists: tuple[set[str], set[str]], by_name: dict[str, list[str]]) -> bool:
+    """Whether a line says no more than which lists of modules belong together. There is nothing to compare of them, and
+    what is below them has lines of its own."""
+    if len(line.candidates) != 1 or line != Line(line.place, line.reference, line.candidates):
+        return False
+    found = [captures for name in sorted(lists[0]) if (captures := line.reference.match(name)) is not None]
+    targets = [line.candidates[0].fill(captures) for captures in found]
+    if targets and not any(target in lists[1] or target in by_name for target in targets):
+        raise _nothing_named(line, line.candidates[0], targets[0], (*by_name, *lists[1]))
+    return bool(targets)
 
 
 def _takes(line: Line, site: Site) -> bool:
@@ -83,17 +109,17 @@ def _nearest(name: str, names: Iterable[str], side: str) -> str:
     return f"{meant}, `firstdrift show` lists the names of the {side}"
 
 
-def _check_targets(line: Line, won: dict[Site, Rule], by_name: dict[str, list[str]]) -> None:
+def _nothing_named(line: Line, pattern: Pattern, name: str, names: Iterable[str]) -> FormatError:
+    asked = f"{pattern.text!r}" if pattern.exact else f"{pattern.text!r} ({name!r}, say)"
+    return FormatError(f"{line.place}: the candidate has nothing named {asked}; {_nearest(name, names, 'candidate')}")
+
+
+def _check_targets(line: Line, won: dict[Site, Rule], by_name: dict[str, list[str]], lists: set[str]) -> None:
     """What stands on the right has to exist: one name that does is enough for a pattern."""
     for number, pattern in enumerate(line.candidates):
         targets = [(site, rule.targets[number]) for site, rule in won.items()]
-        named = [target for _, target in targets if target.name in by_name]
-        if not named:
-            _, (name, _) = targets[0]
-            asked = f"{pattern.text!r}" if pattern.exact else f"{pattern.text!r} ({name!r}, say)"
-            raise FormatError(
-                f"{line.place}: the candidate has nothing named {asked}; {_nearest(name, by_name, 'candidate')}"
-            )
+        if not any(target.name in by_name or target.name in lists for _, target in targets):
+            raise _nothing_named(line, pattern, targets[0][1].name, by_name)
         renamed = [(site, target) for site, target in targets if target.name in by_name and target.port != site.port]
         missing = next((target for _, target in renamed if target.port not in by_name[target.name]), None)
         if renamed and missing and not any(target.port in by_name[target.name] for _, target in renamed):
@@ -104,13 +130,13 @@ def _check_targets(line: Line, won: dict[Site, Rule], by_name: dict[str, list[st
             )
 
 
-def _check_sources(rules: dict[Site, Rule], by_name: dict[str, list[str]]) -> None:
+def _check_sources(rules: dict[Site, Rule], there: Container[Site]) -> None:
     """One tensor of the candidate stands for one site, unless parts of it do or the map says that it is shared."""
     sources: dict[tuple[str, Target], tuple[Site, Rule]] = {}
     for site, rule in rules.items():
         for target in rule.targets if rule.named else ():
             other, before = sources.setdefault((site.phase, target), (site, rule))
-            if other == site or target.name not in by_name:
+            if other == site or Site(0, site.phase, target.name, target.port) not in there:
                 continue
             if (rule.line.slices and before.line.slices) or (rule.line.shared and before.line.shared):
                 continue
