@@ -1,12 +1,16 @@
 """Layouts whose weights are rounded once more, because they are stored in bfloat16."""
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.live import equivalence
+from firstdrift.sites import Site
 
 
 class Block(nn.Module):
@@ -135,3 +139,13 @@ def test_what_a_skip_connection_dilutes_below_bfloat16_is_no_layout_where_weight
     result = fd.check(reference=reference.bfloat16(), candidate=candidate.bfloat16(), inputs=(x,))
     assert result.exit_code == 1, result.sentence
     assert result.first_drift.name == "0.turn"
+
+
+def test_however_much_rounding_weights_does_a_layout_may_be_off_by_a_few_roundings_at_most(monkeypatch):
+    """An ill-conditioned model would excuse anything otherwise."""
+    arrays = np.ones(8), np.full(8, 1.5)
+    monkeypatch.setattr(equivalence, "compared", lambda *_: arrays)
+    site, replays = Site(0, "fwd", "", "out"), SimpleNamespace(exact=None)
+    assert equivalence._floor(site, replays, SimpleNamespace(), 0.01) == 0.01
+    monkeypatch.setattr(equivalence, "compared", lambda *_: (arrays[0], arrays[0] + 1e-4))
+    assert 1e-4 < equivalence._floor(site, replays, SimpleNamespace(), 0.01) < 1e-3

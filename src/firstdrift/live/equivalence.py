@@ -39,7 +39,10 @@ def equivalent_parts(
         replays = examination.again(f"opaque-{depth}", plan)
         stored = _rounded_once_more(examination, level, depth, plan)
         for name in sorted(level):
-            seen = [replays.introduced_at(site, _floor(site, replays, stored.get(name))) for site in outputs[name]]
+            seen = [
+                replays.introduced_at(site, _floor(site, replays, stored.get(name), examination.stored_floor))
+                for site in outputs[name]
+            ]
             clean = bool(seen) and all(one is not None and not one.beyond_noise for one in seen)
             inner = [site for site in drifts if _holds(name, site)]
             if clean and _matters(examination, replays, inner[0], name, outputs[name]):
@@ -55,10 +58,10 @@ def _rounded_once_more(examination: Examination, level: Set[str], depth: int, pl
     return dict.fromkeys(other, examination.stored_again(f"stored-{depth}", plan))
 
 
-def _floor(site: Site, replays: Replays, stored: Trace | None) -> float:
+def _floor(site: Site, replays: Replays, stored: Trace | None, most: float) -> float:
     """How far a part may be from the reference's in float64, and still be the same function."""
     both = None if stored is None else compared(replays.exact, stored, site)
-    return FLOAT32 if both is None else max(FLOAT32, STORED * (measure(*both).rel_l2 or 0.0))
+    return FLOAT32 if both is None else min(most, max(FLOAT32, STORED * (measure(*both).rel_l2 or 0.0)))
 
 
 def _same_as_run(examination: Examination, parts: Sequence[str], outputs: Mapping[str, Sequence[Site]]) -> list[str]:
