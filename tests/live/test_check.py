@@ -834,3 +834,9 @@ def test_a_gradient_is_lost_where_the_candidate_has_no_such_parameter():
     result = fd.check(**pair)
     assert where(result) == ("grad", "0", "bias"), result.sentence
     assert result.first_drift.cause.label == "gradient-missing"
+
+
+def test_a_map_for_a_model_without_modules_says_that_it_has_none():
+    model = nn.Linear(2, 2)
+    with pytest.raises(fd.SelectionError, match="no module 'y'; it has no modules inside it"):
+        fd.check(reference=model, candidate=model, inputs=torch.ones(1, 2), name_map={"x": "y"})

@@ -119,7 +119,8 @@ def check_map(name_map: Mapping[str, str], ours: Iterable[str], theirs: Iterable
         for name in names:
             if name not in there:
                 some = ", ".join(map(repr, [one for one in there if one][:8]))
-                raise SelectionError(f"name_map: the {side} has no module {name!r}; it has {some}, ...")
+                has = f"it has {some}, ..." if some else "it has no modules inside it"
+                raise SelectionError(f"name_map: the {side} has no module {name!r}; {has}")
     twice = [name for name, count in Counter(name_map.values()).items() if count > 1]
     if twice:
         raise SelectionError(f"name_map: {twice[0]!r} is given to two modules of the candidate; give it to one")
