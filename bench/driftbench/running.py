@@ -6,11 +6,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
+
+from firstdrift.live.sides import one_thread
 
 from . import baselines
 from .asking import Answer, Recorded, check, diff_traces, record, run_side
@@ -91,14 +92,3 @@ def _by_name() -> dict[str, Case]:
 
 
 _KNOWN: dict[str, Case] = {}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """The networks are too small for several threads, and sums are then the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import FirstdriftError
+from ..live.sides import one_thread
 from ..sites import PHASES
 from ..tracing import trace
 from .audio import CLASSES, make_batch
@@ -75,17 +75,6 @@ def initial_weights(seed: int, probes: list[str]) -> Arrays:
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The network is too small for several threads, which would wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What to run; the options are those of the port."""
@@ -116,7 +105,7 @@ class Run:
         x.requires_grad_()  # so that the first layer has a gradient, as it has in the port
         optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
         phases = [phase for phase in PHASES if self.samples or phase not in ACTIVATIONS]
-        with _one_thread(), trace(
+        with one_thread(), trace(
             model, path, optimizer=optimizer, logits=names[-2], only=names, phases=phases, overwrite=overwrite,
             seed=self.seed, start=self.start, batch=len(y),
         ):  # fmt: skip

@@ -109,6 +109,17 @@ def record(side: Side, path: Path) -> Trace:
     return open_trace(path)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for what is too small for several: they would wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def copied_data(value: Any) -> Any:
     """Tensors once more, so that a model that writes to its inputs changes nobody's data."""
     return tree_map(lambda item: item.detach().clone() if isinstance(item, torch.Tensor) else item, value)

@@ -17,6 +17,7 @@ from ..compare.result import PairResult
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
+from .handed_on import one_factor
 from .parts import LARGEST
 from .rows import FEWEST, Floats, matrices, varies
 
@@ -30,19 +31,11 @@ Results = Mapping[Site, PairResult]
 Load = Callable[[Pair], tuple[Array, Array]]
 
 
-def one_factor(both: tuple[Array, Array], limit: float) -> bool:
+def is_one_factor(both: tuple[Array, Array], limit: float) -> bool:
     """Whether a tensor is the reference's times one positive number."""
     ours, theirs = both
-    if ours.shape != theirs.shape or ours.dtype.kind not in "fV" or theirs.dtype.kind not in "fV":
-        return False
-    if not FEWEST**2 <= ours.size <= LARGEST:
-        return False
-    x, z = (np.asarray(array, np.float64).reshape(-1) for array in both)
-    square = float(x @ x)
-    if not np.isfinite(square) or not square or not np.isfinite(z).all():
-        return False
-    factor = float(x @ z) / square
-    return factor > 0 and float(np.linalg.norm(z - factor * x)) <= limit * float(np.linalg.norm(z))
+    fitted = one_factor(theirs, ours) if ours.size >= FEWEST**2 else None
+    return fitted is not None and fitted[0] > 0 and fitted[1] <= limit
 
 
 def passes_modules(region: frozenset[Site]) -> bool:

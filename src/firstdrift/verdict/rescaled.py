@@ -19,7 +19,7 @@ from ..traces import Array
 from .graph import Graph
 from .limits import Limits
 from .made_up import outweighs
-from .moved_factors import is_added_with_its_factor, one_factor, passes_modules
+from .moved_factors import is_added_with_its_factor, is_one_factor, passes_modules
 from .orders import agrees, all_change
 from .rows import matrices, varies
 from .turned import are_scaled, is_turned
@@ -60,7 +60,7 @@ def _reason(
         return "its rows have other lengths, which nothing reads" if all_change(region, results, load) else None
     if all(is_turned(load(results[one].pair), local[one]) for one in region):
         return "its rows are turned before they are scaled, not after" if are_scaled(region, results, load) else None
-    if passes_modules(region) and all(one_factor(load(results[one].pair), local[one]) for one in region):
+    if passes_modules(region) and all(is_one_factor(load(results[one].pair), local[one]) for one in region):
         read = [(one, two) for two in behind for one in region if two in readers.get(one, ())]
         if all(is_added_with_its_factor(one, two, results, load) for one, two in read):
             return "a factor is applied in another place, and what comes out agrees"
@@ -102,7 +102,7 @@ def _inside(region: frozenset[Site], results: Results, graph: Graph, limits: Lim
 
 def _is_alike(both: tuple[Array, Array], limits: Limits, result: PairResult) -> bool:
     limit = limits.local(limits.items[result.site], [])
-    return _is_rescaled(both, limit) or is_turned(both, limit) or one_factor(both, limit)
+    return _is_rescaled(both, limit) or is_turned(both, limit) or is_one_factor(both, limit)
 
 
 def _is_rescaled(both: tuple[Array, Array], limit: float) -> bool:

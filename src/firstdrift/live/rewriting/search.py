@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain, combinations
 from pathlib import Path
 from time import thread_time
@@ -17,7 +16,7 @@ from ...causes.labels import LABELS
 from ...causes.screening import LARGE
 from ...traces import Trace
 from ..forcing import Plan
-from ..sides import Side, randomness_kept
+from ..sides import Side, one_thread, randomness_kept
 from . import arithmetic, operations, shapes, spatial
 from .constants import constants, label
 from .numbers import extra_numbers, other_numbers, other_tables
@@ -51,24 +50,13 @@ def rewritten(side: Side, candidate: Trace, plan: Plan, folder: Path) -> Hypothe
             if program is None or len(program.calls) > MOST_CALLS or program.made.shape != evidence.found.shape:
                 return
             whole = expanded or not program.expandable
-            with side.environment(), torch.no_grad(), randomness_kept(), _one_thread():
+            with side.environment(), torch.no_grad(), randomness_kept(), one_thread():
                 findings = _findings(Trial(program, evidence, until), whole)
             yield from findings
             if findings or whole:
                 return
 
     return one_change
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for many small runs, each of which would wait for others longer than it works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _findings(trial: Trial, whole: bool) -> list[Finding]:
