@@ -1,7 +1,7 @@
 """Sites come in the order in which a run computes them, whatever order they were written in."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import firstdrift as fd
@@ -129,6 +129,8 @@ def test_ordering_loses_nothing(said):
 
 
 @given(SITES, st.sets(st.sampled_from(["a", "b", "a.b", "c"]), min_size=1))
+@example([("fwd", "a", "out", 0, 0, None), ("fwd", "a", "out", 1, None, None)], {"a"})
+@example([("fwd", name, port, 0, None, None) for name, port in (("a", "out"), ("b", "out"), ("a", "in"))], {"a", "b"})
 def test_a_selection_keeps_the_order_of_the_whole(tmp_path_factory, said, names):
     path = tmp_path_factory.mktemp("selection") / "t"
     with fd.Writer(path) as writer:

@@ -19,9 +19,7 @@ _EVIDENCE = sorted(PHASES, key=lambda phase: (phase != "fwd", phase != "weight")
 
 def causal_order(lines: Sequence[Record]) -> list[Record]:
     """The records, earliest cause first; those that nothing tells apart stay in line order."""
-    stated = any("order" in record.details for record in lines)
-    plain = not stated and all(record.site.phase == "fwd" or record.site.phase in _LINE_ORDERED for record in lines)
-    position = {} if plain else _positions(lines)
+    position = _positions(lines)
     first_call: dict[str, int] = {}
     for (name, _, entered), rank in position.items():
         if not entered:
@@ -29,7 +27,7 @@ def causal_order(lines: Sequence[Record]) -> list[Record]:
 
     def key(record: Record) -> tuple[int, int, int, int]:
         step, phase, name, port, call, sample = record.site
-        if phase in _LINE_ORDERED or (phase == "fwd" and not stated):
+        if phase in _LINE_ORDERED:
             rank = 0  # sorting is stable, so that these stay as they were written
         elif phase == "fwd" or phase == "agrad":
             rank = position[_place(phase, name, port, call)]
