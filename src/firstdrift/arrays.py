@@ -25,12 +25,27 @@ def as_array(value: Any, place: str) -> NDArray[np.generic]:
         raise SiteError(f"{place}: a {type(value).__name__} that is no array ({why}); give a numpy array") from None
 
 
+class _Memory:
+    """Memory of a tensor's as numpy takes it. `Tensor.numpy` would forbid torch to resize the tensor from then on."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:
+        self._owner = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": dtype.str,
+            "shape": tuple(tensor.shape),
+            "strides": tuple([stride * dtype.itemsize for stride in tensor.stride()]),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
 def _from_torch(tensor: Any) -> Any:
     """A torch tensor's numbers; numpy has no bfloat16 and float8 of its own, so those go by their bits."""
-    torch = sys.modules["torch"]
-    tensor = tensor.detach().cpu()
-    short = _TORCH_NAMES.get(str(tensor.dtype).removeprefix("torch."))
-    if short is None:
-        return tensor.resolve_conj().resolve_neg().numpy()
-    bits = torch.int16 if short == "bf16" else torch.uint8
-    return tensor.contiguous().view(bits).numpy().view(numpy_dtype(short))
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    name = str(tensor.dtype).removeprefix("torch.")
+    short = _TORCH_NAMES.get(name)
+    dtype = np.dtype(name) if short is None else np.dtype(f"u{numpy_dtype(short).itemsize}")
+    array = np.asarray(_Memory(tensor, dtype)) if tensor.numel() else np.empty(tuple(tensor.shape), dtype)
+    return array if short is None else array.view(numpy_dtype(short))

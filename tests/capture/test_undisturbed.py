@@ -571,3 +571,13 @@ class Restless(nn.Module):
         output = self.conv(x)
         self.mean = output.detach().mean()
         return output * random.random() * np.random.rand() + self.calls  # noqa: NPY002
+
+
+def test_a_tensor_that_was_recorded_can_still_be_resized_and_freed(tmp_path):
+    """As sharded training does with its parameters: numpy's view of a tensor would forbid it."""
+    model = nn.Linear(4, 4)
+    with fd.trace(model, tmp_path / "t"):
+        out = model(torch.ones(2, 4))
+        out.sum().backward()
+    for tensor in (model.weight.data, model.weight.grad, out.detach()):
+        tensor.untyped_storage().resize_(0)
