@@ -1,7 +1,7 @@
 """How one cause is chosen: fewest numbers, most specific, and nothing claimed that is not shown."""
 
 import tracemalloc
-from time import process_time, thread_time
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -175,18 +175,14 @@ def large(change, **known):
         (lambda x: np.concatenate([x[:15], x[:1]]), "permutation"),  # only the last sample, and taken from the first
     ],
 )
-def test_ten_million_elements_take_seconds_and_less_than_a_gibibyte(change, label):
+def test_ten_million_elements_are_explained_in_less_than_a_gibibyte(change, label):
     around = Run({SITE._replace(name=f"layers.{one}"): LARGE_X[::-1] for one in range(8)} | {SITE: LARGE_X})
     evidence = large(change, around=around, inputs={"in.0": LARGE_X[::-1], "in.1": LARGE_X[:, ::-1]})
-    start = process_time()
-    said = explain(evidence, ANY_OPERATION)
-    took = process_time() - start
-    assert said.label == label, said
-    assert took < 5.0
     tracemalloc.start()
-    explain(evidence, ANY_OPERATION)
+    said = explain(evidence, ANY_OPERATION)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert said.label == label, said
     assert peak < 2**30
 
 

@@ -1,7 +1,6 @@
 """A map says which candidate tensor stands for which reference site; one that does not fit is refused."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -107,10 +106,9 @@ def test_patterns_match_what_a_plain_regular_expression_does(parts, start, name)
 
 
 @pytest.mark.parametrize("pattern", ["*a" * 15 + "*b", "{}a" * 15 + "{}b", "*a{}a" * 7 + "*b", "*.{}a" * 7 + "*b"])
-def test_no_pattern_takes_long_to_not_match(pattern):
-    start = time.process_time()
+@pytest.mark.timeout(60)  # an expression that goes back and forth would take years
+def test_no_pattern_goes_back_and_forth_for_ever(pattern):
     assert parse_pattern(pattern, "map").match("a" * 2000 + ".a" * 1000) is None
-    assert time.process_time() - start < 5
 
 
 @given(st.text())
