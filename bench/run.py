@@ -9,6 +9,7 @@ BENCHES = (
     "kernels",
     "diff",
     "capture",
+    "program",
     "demo",
     "explain",
     "pretrain",

@@ -1,10 +1,13 @@
-"""Two traces in, a result out: `diff`, `compare_pairs` and `assert_same`."""
+"""Two traces in, a result out: `diff`, `compare_pairs` and `assert_same`.
+
+What only some comparisons need is imported where they need it, so that one that finds nothing starts at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -20,24 +23,22 @@ from .compare.result import CLEAN, Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
 from .dtypes import UNIT_ROUNDOFF, roundoff
 from .errors import SelectionError
-from .formats.npy_steps import check_same_probes
 from .opening import open_trace
 from .outcome import Compared, compose
-from .replay.shadow import Shadow
 from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
 from .traces import Trace
-from .verdict.arbiter import ask
-from .verdict.calibrated import CALIBRATED
 from .verdict.graph import Graph
 from .verdict.introduced import Introduced, settle
 from .verdict.judge import judge
-from .verdict.jump import judge_by_jump
-from .verdict.layouts import LAYOUT
+from .verdict.noise import least_limit
+from .verdict.reasons import CALIBRATED, LAYOUT
 
 if TYPE_CHECKING:
     from .compare.mapping import Mapping
+    from .replay.shadow import Shadow
+    from .verdict.arbiter import Truth
 
     Map = Mapping | str | PathLike[str] | dict[str, Json]
 
@@ -63,7 +64,9 @@ def align_traces(
 ) -> Opened:  # fmt: skip
     """Open two traces and pair their sites."""
     ours, theirs = _open(reference, order), _open(candidate, order)
-    if map is None:
+    if map is None and "probes" in ours.header:
+        from .formats.npy_steps import check_same_probes
+
         check_same_probes(ours, theirs)
     mapping = _read_map(map) if isinstance(map, str | PathLike | dict) else map
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
@@ -105,33 +108,66 @@ def diff(
     alignment = opened.alignment
     measured = list(measure_pairs(alignment.pairs, ours, theirs, advance or (lambda nbytes: None)))
     graph = Graph(ours, alignment.pairs)
-    truths = ask(measured, ours, theirs, _open(truth, order)) if truth is not None else None
+    truths = _truths(measured, ours, theirs, _open(truth, order)) if truth is not None else None
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
-    if rule == "jump":
-        judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
     compared = Compared(ours, theirs, alignment, graph)
-    small = [pair for pair in alignment.pairs if pair.count <= REPLAYED]
-    shadow = Shadow(ours, theirs, small) if rule == "noise" and truths is None else None
-    if shadow is not None:
+    shadow = None
+    if rule == "jump":
+        from .verdict.jump import judge_by_jump
+
+        judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
+    elif truths is None:
+        shadow = cache(partial(_shadow, compared))
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
         judged = settle(judged, _introduced(shadow, judged), graph, layouts)
     why = partial(_explain, compared=compared, shadow=shadow)
     return compose(judged, measured, compared, tuple(allow_missing), why)
 
 
-def _introduced(shadow: Shadow, judged: Sequence[PairResult]) -> dict[Site, Introduced]:
-    """What replays from the traces say of what an operation made.
+def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Trace) -> dict[Site, Truth]:
+    from .verdict.arbiter import ask
+
+    return ask(measured, ours, theirs, truth)
+
+
+def _shadow(compared: Compared) -> Shadow:
+    """Both runs, to be replayed: loaded and built only where something is in doubt."""
+    from .replay.shadow import Shadow
+
+    small = [pair for pair in compared.alignment.pairs if pair.count <= REPLAYED]
+    return Shadow(compared.reference, compared.candidate, small)
+
+
+def _introduced(shadow: Callable[[], Shadow], judged: Sequence[PairResult]) -> dict[Site, Introduced]:
+    """What replays from the traces say of what an operation made, wherever that is in doubt.
 
     Nothing is said of tensors that are only handed on, of those whose noise is as large as they are, of NaN, which
     comes from where it first appeared, and of gradients behind decisions that rest on more digits than were recorded.
     """
-    said = {}
-    asked = [result.site for result in judged if not _is_decided(result) and _is_worth_it(result)]
-    for site, found in shadow.replay(asked).items():
+    said: dict[Site, Introduced] = {}
+    asked = [result.site for result in judged if _is_in_doubt(result)]
+    for site, found in shadow().replay(asked).items() if asked else ():
         error = found.introduced if found.own is None else min(found.introduced, found.own)
         if not site.port.startswith("in.") and found.noise < 1.0 and isfinite(error) and found.operation != "identity":
             said[site] = Introduced(error, found.noise, 1.0, "replayed in float64", inherited=found.inherited)
     return said
+
+
+def _is_in_doubt(result: PairResult) -> bool:
+    """Whether a replay could change what is said of a pair, and is worth its time."""
+    return not _is_clearly_clean(result) and not _is_decided(result) and _is_worth_it(result)
+
+
+def _is_clearly_clean(result: PairResult) -> bool:
+    """Whether the one pass over its bytes has shown that a pair is equal, or as close as any operation leaves it, and
+    what it was computed from was found clean."""
+    found = result.measurement
+    if found is None or result.verdict not in (Verdict.SAME, Verdict.NOISE):
+        return False
+    if found.bit_equal:
+        return True
+    unit = roundoff(result.pair.reference.dtype, *(record.dtype for record in result.pair.candidate))
+    return found.nonfinite_agree and found.rel_l2 is not None and found.rel_l2 <= least_limit(unit, found.compared)
 
 
 def _is_worth_it(result: PairResult) -> bool:
@@ -149,7 +185,7 @@ def _is_decided(result: PairResult) -> bool:
     return clean or known or result.verdict is Verdict.FLIP
 
 
-def _explain(result: PairResult, compared: Compared, shadow: Shadow | None) -> Cause | None:
+def _explain(result: PairResult, compared: Compared, shadow: Callable[[], Shadow] | None) -> Cause | None:
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from .causes.gathering import Runs, gather
     from .causes.hypotheses import explain
@@ -161,7 +197,7 @@ def _explain(result: PairResult, compared: Compared, shadow: Shadow | None) -> C
     facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
     evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
-    replayed = shadow.expected_at(result.site) if shadow is not None else None
+    replayed = shadow().expected_at(result.site) if shadow is not None else None
     if replayed is not None and not np.array_equal(replayed.expected, replayed.found):  # as what was only handed on
         evidence = replace(replayed, noise=USUAL * replayed.noise, around=runs)
     return None if evidence is None else explain(evidence, TABLE)

@@ -16,8 +16,7 @@ from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site
 from .strict_json import Json
 from .traces import Trace
 from .verdict.graph import Graph
-from .verdict.introduced import AMPLIFIED, REFERENCE_OFF
-from .verdict.layouts import LAYOUT
+from .verdict.reasons import AMPLIFIED, LAYOUT, REFERENCE_OFF
 
 SAYS_MORE = frozenset({"rope-precision"})  # than in which precision something was computed
 Explain = Callable[[PairResult], Cause | None]

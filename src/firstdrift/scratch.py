@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from math import prod
 
@@ -21,6 +20,8 @@ def scratch(shape: tuple[int, ...], dtype: np.dtype[np.generic], in_memory: int 
     """An array to fill; beyond a few MiB (or `in_memory` bytes) its pages belong to a file that vanishes with it."""
     if prod(shape) * dtype.itemsize <= (IN_MEMORY if in_memory is None else in_memory):
         return np.empty(shape, dtype)
+    import tempfile  # here, because few tensors are so large
+
     room = storage(tempfile.gettempdir(), "make room for a large tensor", "free some space there, or set TMPDIR")
     with room, tempfile.TemporaryFile(prefix="firstdrift-") as file:  # the mapping keeps what it needs of it
         if hasattr(os, "posix_fallocate"):  # now, or a full disk would end the process at the first write

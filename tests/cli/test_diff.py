@@ -246,3 +246,16 @@ def test_a_plain_comparison_loads_neither_rich_nor_yaml_nor_torch(traces):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "\n"
+
+
+def test_a_clean_comparison_loads_nothing_that_explains_differences(traces):
+    code = (
+        "import sys\nfrom firstdrift.cli.main import cli\n"
+        "try:\n    cli(['diff', 'ref', 'same'])\nexcept SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('firstdrift.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parts = {name.split(".")[1] for name in done.stderr.split()}
+    assert not parts & {"causes", "replay", "capture", "live", "aprt", "stage_values", "checkpoints"}
+    verdict = {name.split(".")[2] for name in done.stderr.split() if name.startswith("firstdrift.verdict.")}
+    assert not verdict & {"arbiter", "behind_flips", "calibrated", "choices", "doubts", "excuses", "jump", "layouts"}

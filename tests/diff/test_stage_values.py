@@ -17,7 +17,7 @@ from firstdrift import stage_values
 from firstdrift.aprt import WHOLE_MODEL_LAYER, write_stage_file
 from firstdrift.compare.result import Verdict
 from firstdrift.errors import FormatError, StorageError
-from firstdrift.report import render_values
+from firstdrift.report.values import render_values
 from firstdrift.stage_values import StageMismatchError, diff_stage_files, noise_limit
 
 NAN, INF = float("nan"), float("inf")

@@ -69,6 +69,22 @@ def test_every_instruction_set_gives_the_same_bits(instructions: str, pair: tupl
     assert found[0] == found[1]
 
 
+@settings(max_examples=300, deadline=None)
+@given(p.pairs(p.NATIVE), st.data())
+def test_both_kernels_call_equal_what_has_the_same_bits_and_nothing_else(
+    pair: tuple[p.Array, p.Array], data: st.DataObject
+) -> None:
+    array = np.ascontiguousarray(pair[0])
+    other = array.copy()
+    for kernel in (_kernels, definition):
+        assert kernel.measure(array, other).bit_equal
+    if array.size:
+        flat = other.reshape(-1).view(np.uint8)
+        flat[data.draw(st.integers(0, flat.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        for kernel in (_kernels, definition):
+            assert not kernel.measure(array, other).bit_equal
+
+
 BIG = [
     (3_000_000,),
     (70, 70_000),

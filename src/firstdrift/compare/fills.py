@@ -7,7 +7,7 @@ is free to choose: -1e9, -inf and the least number of a dtype mask alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 
@@ -29,12 +29,14 @@ class _Fill:
 
 def without_fills(ours: Array, theirs: Array) -> tuple[Array, Array]:
     """Both tensors, with -inf for a fill that both have at the same places; as they are, where they have none."""
-    if not (_may_be_filled(ours) and _may_be_filled(theirs)):
+    if not (_may_be_filled(ours) and (theirs is ours or _may_be_filled(theirs))):
         return ours, theirs
-    one, other = _fill(ours), _fill(theirs)
+    one = _fill(ours)
+    other = one if theirs is ours else _fill(theirs)
     if one is None or other is None or (one.lowest == other.lowest == -inf) or not _alike(one, other):
         return ours, theirs
-    return _emptied(ours, one.places), _emptied(theirs, other.places)
+    emptied = _emptied(ours, one.places)
+    return emptied, emptied if theirs is ours else _emptied(theirs, other.places)
 
 
 def _may_be_filled(array: Array) -> bool:
@@ -48,7 +50,7 @@ def _may_be_filled(array: Array) -> bool:
 def _fill(array: Array) -> _Fill | None:
     lowest = min(float(np.fmin.reduce(rows, axis=None)) for rows in row_slices(array))
     edge = -LEAST if lowest == -inf else lowest / 2
-    if edge > -LEAST / 2:
+    if edge > -LEAST / 2 or _is_beside_large_numbers(lowest, array):
         return None
     places = mapped_rows(lambda rows: rows <= edge, array)
     highest, largest = -inf, 0.0
@@ -61,6 +63,12 @@ def _fill(array: Array) -> _Fill | None:
     if lowest > -LEAST * max(1.0, largest) or (lowest == -inf < highest) or spread > _varies(lowest, largest, array):
         return None
     return _Fill(lowest, largest, places)
+
+
+def _is_beside_large_numbers(lowest: float, array: Array) -> bool:
+    """Whether the largest number alone tells that the lowest is no fill, as in most tensors with outliers."""
+    highest = max(float(np.fmax.reduce(rows, axis=None)) for rows in row_slices(array))
+    return isfinite(highest) and lowest > -LEAST * max(1.0, highest)
 
 
 def _varies(lowest: float, largest: float, array: Array) -> float:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from .._kernels import Measurement, measure, stats
 from ..dtypes import roundoff
-from ..formats.aprt_stages import NAME as WITHOUT_SHAPES
+from ..formats import WITHOUT_SHAPES
 from ..records import NOT_COMPARABLE, Record
 from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
 from ..traces import Array, Trace
-from .fills import without_fills
+from .fills import LEAST, without_fills
 from .pairs import Pair, ReconcileError, apply_all
 from .result import Verdict
 
@@ -82,7 +82,7 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     if silent is not None:
         return silent
     try:
-        ours, theirs = load_pair(pair, reference, candidate)
+        ours, theirs = load_recorded(pair, reference, candidate)
     except ReconcileError as error:
         return Measured(pair, problem=str(error))
     if pair.reference.details.get("stage") in INDEX_PAYLOAD:
@@ -95,17 +95,28 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     if pair.site.phase == "weight_after":
         ours, theirs, floor = befores.updates(pair, ours, theirs)
     found = measure(ours, theirs, threads=THREADS)
-    constant = _is_constant(ours) and _is_constant(theirs)
+    if found.bit_equal and ours.dtype == theirs.dtype:
+        theirs = ours  # what is asked from here on of one side holds of both
+    if pair.site.phase == "fwd" and not _are_too_small_for_fills(found):
+        recorded = ours
+        ours, theirs = without_fills(ours, theirs)
+        found = found if ours is recorded else measure(ours, theirs, threads=THREADS)
+    constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
     whole = _kind(ours) == "integer"
     return Measured(pair, found, floor=floor, rounded_equal=rounded, is_integer=whole, is_constant=constant)
+
+
+def _are_too_small_for_fills(found: Measurement) -> bool:
+    """Whether no number of one side is as far from zero as a mask's fill; what is not finite was not counted."""
+    return found.compared == found.count and min(found.norm_reference, found.norm_candidate) < LEAST
 
 
 def _is_constant(array: Array) -> bool:
     """Whether every element is the same; decided by a few of them nearly always."""
     if array.size < 2 or array.dtype.kind == "c":
         return False
-    few = array[(slice(0, 2),) * array.ndim].reshape(-1)
-    if not np.all(few == few[0]):
+    first, *others = array[(slice(0, 2),) * array.ndim].reshape(-1).tolist()
+    if any(other != first for other in others):
         return False
     numbers = stats(array)
     return numbers.finite_count == numbers.count and numbers.min == numbers.max

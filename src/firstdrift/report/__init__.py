@@ -1,6 +1,5 @@
 """What people read: pure functions from a result to text. Nothing here measures, judges or opens a file."""
 
 from .text import head, render
-from .values import render_values
 
-__all__ = ["head", "render", "render_values"]
+__all__ = ["head", "render"]

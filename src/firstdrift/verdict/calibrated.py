@@ -24,27 +24,18 @@ from ..sites import Site
 from .arbiter import FACTOR, FACTORS, STORED
 from .graph import Graph
 from .ladder import LONGEST_SUM, small
-from .limits import Limits
+from .limits import CALIBRATION, Limits
 from .noise import GAIN, LEAST_MARGIN, PEER_MARGIN, PEERS, kind_of
+from .reasons import CALIBRATED
 
-KEY = "noise"  # of a trace's line
 FLOWING = ("fwd", "agrad", "grad")  # phases in which errors pass from tensor to tensor as they were seen to
 LEAST = 0.5  # units of roundoff that noise is never below
 AGREE = 64.0  # runs that differ from the reference by as different amounts differ by more than rounding: a flip
 
 
-CALIBRATED = "as calibrated"
-
-
-def limits_for(items: Mapping[Site, Measured], graph: Graph) -> Limits:
-    """Limits from the ladder, or from the calibration of the reference where it has one."""
-    calibrated = any(KEY in item.pair.reference.details for item in items.values())
-    return CalibratedLimits(items, graph) if calibrated else Limits(items, graph)
-
-
 def figure(record: Record) -> float | None:
     """How far the reference is from itself at a site; None where it was not calibrated."""
-    said = record.details.get(KEY)
+    said = record.details.get(CALIBRATION)
     if not isinstance(said, Mapping):
         return None
     perturbed, precise = _number(said.get("perturbed")), _number(said.get("float64"))
@@ -110,7 +101,7 @@ class CalibratedLimits(Limits):
     def worst_limit(self, item: Measured, producers: Sequence[Site], limit: float, passed: float) -> float:
         """Of the worst row, column or block: what noise was seen to do there, too."""
         found = super().worst_limit(item, producers, limit, passed)
-        said = item.pair.reference.details.get(KEY)
+        said = item.pair.reference.details.get(CALIBRATION)
         worst = _number(said.get("worst")) if isinstance(said, Mapping) else None
         return found if worst is None else max(found, self.allowed(item, self._scaled(item, worst)))
 

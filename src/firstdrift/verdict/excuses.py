@@ -14,7 +14,7 @@ from ..traces import Array
 from .flips import explained_by_flips, explained_by_kinks
 from .graph import Graph
 from .handed_on import follows_from_outputs, multiple_of_error
-from .introduced import AMPLIFIED
+from .reasons import AMPLIFIED
 
 
 @dataclass(frozen=True, slots=True)

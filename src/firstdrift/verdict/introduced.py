@@ -14,17 +14,15 @@ from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
-from .conditioning import well_conditioned
 from .equal_maxima import SHARED
 from .graph import Graph
 from .ladder import SHORT_LIMIT, is_short
 from .noise import GAIN_MARGIN, WORST_OF_MANY
 from .parts import worst_part
+from .reasons import AMPLIFIED, REFERENCE_OFF
 
 MASKED = 64  # elements, below which nothing is said of masks
 SIGMAS = 6.0  # by which what two random masks drop may differ
-AMPLIFIED = "amplified noise"
-REFERENCE_OFF = "it is the reference that is off"
 _DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
 _LATE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
 
@@ -87,6 +85,8 @@ def introduced(
     own = Introduced(error / scale, limit, scale, how, worst_part(numbers), max(WORST_OF_MANY * limit, uneven))
     if own.beyond_noise or rounded is None or noise <= floor * size:
         return own
+    from .conditioning import well_conditioned
+
     for part in well_conditioned(expected, found, rounded, floor, by_chance=by_chance):
         limit = floor + GAIN_MARGIN * part.noise
         worst_limit = max(WORST_OF_MANY * limit, GAIN_MARGIN * part.worst_noise)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,21 +23,20 @@ from ..compare.storage import STORED_DIFFERENTLY
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
-from .arbiter import Truth
-from .behind_flips import BehindFlips
-from .calibrated import limits_for
-from .choices import Choices, differing
-from .doubts import Doubts
-from .excuses import Excuses
 from .graph import Graph
 from .handed_on import is_handed_on, one_factor
-from .introduced import REFERENCE_OFF
-from .layouts import other_layouts, same_numbers
+from .limits import limits_for
 from .noise import WORST_OF_MANY
 from .parts import worst_for_its_size, worst_part
-from .precision import NAMES, coarser_grid
 from .readers import described, is_inside, settle_edges
-from .rungs import coarser_rung
+from .reasons import REFERENCE_OFF
+
+if TYPE_CHECKING:  # needed where a pair differs, and imported there
+    from .arbiter import Truth
+    from .behind_flips import BehindFlips
+    from .choices import Choices
+    from .doubts import Doubts
+    from .excuses import Excuses
 
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
@@ -55,7 +56,7 @@ def judge(
     while True:
         court.hear_all()
         settled = court.settled | court.settled_weights()
-        inside, whole = other_layouts(court.results, court.limits, graph, load)
+        inside, whole = court.other_layouts()
         if settled == court.settled and inside.keys() <= court.inside.keys():
             break
         # Heard again, everything behind these is judged with the candidate's own weights and layouts.
@@ -92,11 +93,31 @@ class _Court:
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
-        self.behind_flips = BehindFlips(self.limits, self.error, load)
-        self.excuses = Excuses(self.items, self.results, graph, self.error, load)
-        self.choices = Choices(self.items, self.results, self.error, load, self.behind_flips)
-        self.doubts = Doubts(self.items, self.results, graph, self.limits, load)
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
+
+    @cached_property
+    def behind_flips(self) -> BehindFlips:
+        from .behind_flips import BehindFlips
+
+        return BehindFlips(self.limits, self.error, self.load)
+
+    @cached_property
+    def excuses(self) -> Excuses:
+        from .excuses import Excuses
+
+        return Excuses(self.items, self.results, self.graph, self.error, self.load)
+
+    @cached_property
+    def choices(self) -> Choices:
+        from .choices import Choices
+
+        return Choices(self.items, self.results, self.error, self.load, self.behind_flips)
+
+    @cached_property
+    def doubts(self) -> Doubts:
+        from .doubts import Doubts
+
+        return Doubts(self.items, self.results, self.graph, self.limits, self.load)
 
     def hear_all(self) -> None:
         for item in self.items.values():
@@ -130,6 +151,8 @@ class _Court:
         if not measurement.nonfinite_agree:
             return self.blame(judged, dirty, _nonfinite(measurement))
         if item.is_integer:
+            from .choices import differing
+
             verdict, reason = (
                 (Verdict.DRIFT, differing(measurement)) if dirty else self.choices.about(judged, producers)
             )
@@ -247,6 +270,8 @@ class _Court:
     def in_other_layout(self, judged: PairResult, layout: str) -> PairResult:
         """A part that agrees as a whole vouches for what is inside it, but not for the gradients of its weights: these
         must be the same numbers, in whatever order."""
+        from .layouts import same_numbers
+
         if judged.site.phase in _OF_WEIGHTS and not same_numbers(
             *self.load(judged.pair), SORTED * (judged.limit or 0.0)
         ):
@@ -256,6 +281,9 @@ class _Court:
 
     def coarser_precision(self, judged: PairResult) -> str | None:
         """What a site was computed or stored in, by the grid of its numbers or by the size of its error."""
+        from .precision import NAMES, coarser_grid
+        from .rungs import coarser_rung
+
         if judged.error is None or judged.site.phase == "weight_after":
             return None
         if (dtype := coarser_grid(*self.load(judged.pair), judged.error)) is not None:
@@ -310,6 +338,14 @@ class _Court:
             if tested and all(self.explained_without(result) for result in tested):
                 settled.add(site)
         return frozenset(settled)
+
+    def other_layouts(self) -> tuple[dict[Site, str], dict[Site, str]]:
+        """The sites in parts that agree as a whole, and what comes out of these; only a drift can be one."""
+        if not self.drifts:
+            return {}, {}
+        from .layouts import other_layouts
+
+        return other_layouts(self.results, self.limits, self.graph, self.load)
 
     def explained_without(self, result: PairResult) -> bool:
         """Whether a forward error is noise even when the differing weights are not counted among its inputs."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, sqrt
-from statistics import NormalDist
 
 from ..dtypes import UNIT_ROUNDOFF
 
@@ -70,6 +69,11 @@ def local_limit(unit: float, length: int, kind: str, count: int) -> float:
     if kind == "attention" or length > LONG_REDUCTION:
         limit *= 2
     return limit * unit * small(count, SMALL_TENSOR)
+
+
+def least_limit(unit: float, count: int) -> float:
+    """The least that any operation may add, whatever it is and however many terms it sums."""
+    return local_limit(unit, 1, "unknown", count)
 
 
 def small(count: int, factors: Sequence[tuple[int, float]], otherwise: float = 1.0) -> float:
@@ -170,4 +174,6 @@ def rung(
 
 def _largest(count: int) -> float:
     """How many times its root mean square the largest of so many normal numbers is, on average."""
+    from statistics import NormalDist
+
     return NormalDist().inv_cdf((1 + (count - 0.375) / (count + 0.25)) / 2)

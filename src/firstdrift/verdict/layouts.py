@@ -20,9 +20,9 @@ from .limits import Limits
 from .made_up import IN_SIGHT, outweighs
 from .noise import GAIN_MARGIN
 from .orders import other_orders
+from .reasons import LAYOUT
 from .rescaled import other_lengths
 
-LAYOUT = "stored or computed in another layout"
 AGREES = "as a whole agrees"
 
 Results = Mapping[Site, PairResult]

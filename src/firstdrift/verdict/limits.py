@@ -14,7 +14,17 @@ from .graph import Graph
 from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, is_product, kind_of, local_limit, per_sample
 from .parts import worst_part as worst_part
 
+CALIBRATION = "noise"  # the key of a trace's line that says how noisy the reference itself is there
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
+
+
+def limits_for(items: Mapping[Site, Measured], graph: Graph) -> Limits:
+    """Limits from the ladder, or from the calibration of the reference where it has one."""
+    if not any(CALIBRATION in item.pair.reference.details for item in items.values()):
+        return Limits(items, graph)
+    from .calibrated import CalibratedLimits
+
+    return CalibratedLimits(items, graph)
 
 
 class Limits:

@@ -6,8 +6,10 @@ numbers here are measured: see the page on verdicts for where each comes from.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
+from .ladder import least_limit as least_limit
 from .ladder import local_limit as local_limit
 
 Shape = tuple[int, ...]
@@ -33,6 +35,7 @@ _PRODUCTS = ("linear", "conv", "matmul", "addmm", "bmm", "einsum", "aten.mm")
 ELEMENTWISE = ("activation", "add", "move")
 
 
+@cache
 def kind_of(op: str | None) -> str:
     """The kind of an operation, from the class name that a trace recorded."""
     lowered = (op or "").lower()

@@ -1,0 +1,116 @@
+"""What the one pass over its bytes has shown to be equal, or clearly clean, is not looked at again."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from making import noisy, normal, record
+
+import firstdrift as fd
+from firstdrift.comparison import _is_clearly_clean
+from firstdrift.replay.fitting import fit
+from firstdrift.replay.shadow import Shadow
+from firstdrift.traces import Trace
+
+X, W = normal(32, 16), normal(8, 16, seed=1)
+SMALL = 2.0**-24  # one rounding
+LARGE = 2e-5  # more than a short sum may be off, less than a long one
+
+
+def network(hidden, out, gradient=None):
+    """A linear layer and an activation, as a run records them, with what each was computed from."""
+    return {
+        "input :x": X,
+        "weight fc": W,
+        "fwd fc": (hidden, {"op": "Linear", "producers": [fd.Site(0, "input", "", "x")]}),
+        "fwd act": (out, {"op": "Tanh", "producers": [fd.Site(0, "fwd", "fc", "out")]}),
+        "agrad act": normal(32, 8, seed=3),
+        "grad fc": normal(8, 16, seed=4) if gradient is None else gradient,
+    }
+
+
+HIDDEN = X @ W.T
+OUT = np.tanh(HIDDEN)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that records two runs, of which the second is given."""
+    ours = network(HIDDEN, OUT)
+    return lambda theirs: (record(tmp_path / "r", ours), record(tmp_path / "c", theirs))
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Counts what is fitted, replayed and loaded, by site."""
+    done = {"fitted": Counter(), "replayed": Counter(), "loaded": Counter()}
+    replayed, loaded = Shadow._measure, Trace.array
+
+    def counted_fit(sources, site):
+        done["fitted"][site.name] += 1
+        return fit(sources, site)
+
+    def counted_replay(self, recipe):
+        done["replayed"][recipe.site.name] += 1
+        return replayed(self, recipe)
+
+    def counted_array(self, site):
+        record = site if isinstance(site, fd.Record) else self[site]
+        done["loaded"][self.path.name, record.site] += 1
+        return loaded(self, site)
+
+    monkeypatch.setattr("firstdrift.replay.shadow.fit", counted_fit)
+    monkeypatch.setattr(Shadow, "_measure", counted_replay)
+    monkeypatch.setattr(Trace, "array", counted_array)
+    return done
+
+
+def test_equal_runs_are_read_once_and_never_fitted_or_replayed(written, work):
+    result = fd.diff(*written(network(HIDDEN, OUT)))
+    assert (result.verdict, result.coverage.compared) == ("same", 6)
+    assert not work["fitted"]
+    assert not work["replayed"]
+    assert len(work["loaded"]) == 12
+    assert set(work["loaded"].values()) == {1}
+    assert {pair.introduced for pair in result.pairs} == {None}
+
+
+def test_clearly_clean_runs_are_read_once_and_never_fitted_or_replayed(written, work):
+    result = fd.diff(*written(network(noisy(HIDDEN, SMALL), noisy(OUT, SMALL), noisy(normal(8, 16, seed=4), SMALL))))
+    assert [str(pair.verdict) for pair in result.pairs] == ["same", "same", "noise", "noise", "same", "noise"]
+    assert not work["fitted"]
+    assert not work["replayed"]
+    assert set(work["loaded"].values()) == {1}
+
+
+def test_only_what_is_in_doubt_is_replayed(written, work):
+    result = fd.diff(*written(network(HIDDEN, noisy(OUT, LARGE))))
+    assert result.first_drift.name == "act"
+    assert set(work["replayed"]) == {"act"}
+    assert next(pair for pair in result.pairs if pair.site.name == "act").introduced > 1e-6
+
+
+def test_equal_runs_without_a_graph_are_read_once(tmp_path, work):
+    sites = {f"fwd layer{number}": normal(8, 16, seed=number) for number in range(5)}
+    result = fd.diff(record(tmp_path / "r", sites), record(tmp_path / "c", sites))
+    assert result.verdict == "same"
+    assert not work["fitted"]
+    assert set(work["loaded"].values()) == {1}
+
+
+def test_nan_on_one_side_is_never_skipped(written):
+    broken = OUT.copy()
+    broken[3, 4] = np.nan
+    result = fd.diff(*written(network(HIDDEN, broken)))
+    assert (result.verdict, result.first_drift.name) == ("drift", "act")
+
+
+def test_nothing_that_differs_in_nan_or_by_more_than_the_least_operation_adds_is_clearly_clean(written):
+    result = fd.diff(*written(network(noisy(HIDDEN, SMALL), OUT)))
+    found = next(pair for pair in result.pairs if pair.verdict == "noise")
+    assert _is_clearly_clean(found)
+    for change in ({"nonfinite_mismatches": 1}, {"rel_l2": 1e-5}, {"rel_l2": None}):
+        assert not _is_clearly_clean(replace(found, measurement=replace(found.measurement, **change)))
+    for verdict in set(fd.Verdict) - {fd.Verdict.SAME, fd.Verdict.NOISE}:
+        assert not _is_clearly_clean(replace(found, verdict=verdict))
