@@ -36,6 +36,7 @@ LAYERS = [
     {"opening"},
     {"checkpoints"},
     {"formats"},
+    {"program"},
     {"store", "aprt"},
     {"stale"},
     {"traces", "stages", "atomic"},

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .causality import causal_order, stating_order
 from .dtypes import numpy_dtype
 from .errors import FormatError, SelectionError, storage
-from .records import Record
+from .records import At, Record
 from .sites import Site
 from .strict_json import Json
 
@@ -104,20 +104,23 @@ class Trace:
             raise SelectionError(f"{self.path}: {record.site} has no values ({why}); look at its record instead")
         if record.site in self._special:
             return self._special[record.site]()
-        number, offset, nbytes = record.at
-        dtype = numpy_dtype(record.dtype)
+        return self.stored(record.at, record.dtype, record.shape, str(record.site))
+
+    def stored(self, at: At, dtype: str, shape: tuple[int, ...], what: str) -> Array:
+        """Bytes of the data files as an array, read-only and memory-mapped."""
+        number, offset, nbytes = at
+        kind = numpy_dtype(dtype)
         if not nbytes:
-            empty = np.empty(record.shape, dtype)
+            empty = np.empty(shape, kind)
             empty.flags.writeable = False
             return empty
         mapped = self._map(number)
         if len(mapped) < offset + nbytes:
             raise FormatError(
-                f"{self._files(number)}: {record.site} needs bytes {offset} to {offset + nbytes} but the file now has "
+                f"{self._files(number)}: {what} needs bytes {offset} to {offset + nbytes} but the file now has "
                 f"{len(mapped)}; it was changed after opening, open the trace again"
             )
-        count = nbytes // dtype.itemsize
-        return np.frombuffer(mapped, dtype, count, offset).reshape(record.shape)
+        return np.frombuffer(mapped, kind, nbytes // kind.itemsize, offset).reshape(shape)
 
     def matching(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Record]:
         """The records whose name matches one of the globs `only` and whose phase matches one of `phases`."""

@@ -33,6 +33,8 @@ def trace(
     logits: str | None = None,
     verify: bool = False,
     on_full: Literal["raise", "continue"] = "raise",
+    program: bool = True,
+    source: bool = False,
     overwrite: bool = False,
     checksum: bool = False,
     **header: Json,
@@ -56,11 +58,13 @@ def trace(
     - `logits`: the module whose output the loss reads, where that is not the model's own output.
     - `verify`: run the first forward pass untraced as well and compare the outputs, and look for stale buffers.
     - `on_full`: what a full disk does: `"raise"`, or `"continue"` without tracing after a warning.
+    - `program`: also write down the calls that made the tensors, to `program.jsonl`; `source`: with the text of the
+      lines of code that made them.
     - `overwrite`, `checksum` and further keywords go to `fd.Writer`: `seed`, `batch`, `gradient_of`, anything else.
     """
     tracing: Tracing = _adapter(model).begin(
         model, path, optimizer=optimizer, scaler=scaler, granularity=granularity, logits=logits, verify=verify,
-        on_full=on_full, overwrite=overwrite, checksum=checksum, header=header,
+        on_full=on_full, program=program, source=source, overwrite=overwrite, checksum=checksum, header=header,
         scope={"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep},
     )  # fmt: skip
     return tracing

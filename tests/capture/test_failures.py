@@ -244,7 +244,7 @@ def test_a_step_of_the_optimizer_that_raises_is_no_step(tmp_path):
 def train(model, optimizer, count=6):
     for number in range(count):
         loss = forward("mlp", model, *batch("mlp", number))[1]
-        assert not _get_current_dispatch_mode_stack()
+        assert len(_get_current_dispatch_mode_stack()) <= 1  # that of the program, until the step ends
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -511,11 +511,12 @@ print(peak - plain)
 @pytest.mark.parametrize("keep", ["full", "stats"])
 def test_a_trace_takes_no_more_memory_than_four_of_the_largest_tensor_and_a_constant(tmp_path, keep):
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "t", keep], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", MEMORY, tmp_path / "t", keep],
+        capture_output=True, text=True, check=False, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     largest = 16 << 20
-    bar = 4 * largest + (256 << 20)
+    bar = 4 * largest + (64 << 20)
     assert int(done.stdout) <= bar
     written = sum(path.stat().st_size for path in (tmp_path / "t").iterdir())
     assert (written > 2 * bar) == (keep == "full")  # so that holding on to it would show
@@ -775,7 +776,7 @@ def test_modes_of_the_user_are_nested_as_they_were(tmp_path):
         seen.clear()
         with torch.no_grad(), fd.trace(model, path) if path else torch.no_grad():
             model(X)
-            assert not _get_current_dispatch_mode_stack()
+        assert not _get_current_dispatch_mode_stack()
         counts.append([one for one in seen if "addmm" in one])
     assert counts[0] == counts[1]
     assert len(counts[0]) == 1

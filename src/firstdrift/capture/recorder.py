@@ -44,6 +44,7 @@ class Sink(Protocol):
     def put_absent(self) -> Callable[..., None]: ...
 
     def store(self, array: Any, place: str, over: Stored | None = None) -> Stored: ...
+    def append_program(self, text: str) -> None: ...
     def describe(self, **header: Json) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -58,7 +59,7 @@ class Recorder:
         self.sink = sink
         self._summary = summarise or summary
         self.scope = scope
-        self.stopped = False  # by a storage error
+        self.stopped = False  # by a storage error or the end of the block
         self._on_full = on_full
         self._process = os.getpid()  # a forked child runs on, and the trace is not its own
 
@@ -89,6 +90,14 @@ class Recorder:
         before = over if isinstance(over, Stored) else None
         return self._try(lambda: self.sink.store(array, str(site), before))
 
+    def store_for_program(self, array: Array, place: str) -> Stored | None:
+        """Keep a tensor that is no site and that the program needs; None when nothing more is written."""
+        return self._try(lambda: self.sink.store(array, place))
+
+    def append_program(self, text: str) -> None:
+        """Add lines to the program."""
+        self._try(lambda: self.sink.append_program(text))
+
     def absent(self, site: Site, reason: str, **details: Json) -> None:
         """Record that there is no tensor, and why."""
         self._try(lambda: self.sink.put_absent(site.name, site.phase, reason, **_where(site), **details))
@@ -102,6 +111,7 @@ class Recorder:
         if whole:
             self._try(self.sink.close)
         self.sink.abort()  # does nothing after close
+        self.stopped = True  # for a thread that still runs
 
     def _try(self, action: Callable[[], T]) -> T | None:
         if self.stopped or os.getpid() != self._process:

@@ -35,6 +35,7 @@ HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of"
 @click.argument("trace", metavar="TRACE")
 @click.argument("name", required=False)
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values to print of a tensor.")
+@click.option("--program", is_flag=True, help="Show how the tensors of NAME were made, call by call.")
 @click.option("--verify", is_flag=True, help="Read every byte and compare the checksums.")
 @only_option
 @phase_option
@@ -43,8 +44,8 @@ HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of"
 @json_option
 @debug_option
 def command(
-    trace: str, name: str | None, limit: int, verify: bool, only: tuple[str, ...], phase: tuple[str, ...],
-    order: str | None, format: str | None, as_json: bool,
+    trace: str, name: str | None, limit: int, program: bool, verify: bool, only: tuple[str, ...],
+    phase: tuple[str, ...], order: str | None, format: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """List the sites of TRACE in causal order; with NAME (or a glob), show those tensors.
 
@@ -53,6 +54,7 @@ def command(
     \b
     firstdrift show run/
     firstdrift show run/ layers.3.attn --phase fwd
+    firstdrift show run/ layers.3.attn:out --program
     """
     if _is_run(trace):
         _show_run(trace, as_json)
@@ -68,7 +70,9 @@ def command(
     chosen = opened.matching(only, phase)
     if name is not None:
         chosen = _named(opened, chosen, name)
-    if as_json:
+    if program:
+        _show_program(opened, chosen if name is not None else [], as_json)
+    elif as_json:
         listed = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
         print_json(_trace_json(opened) | {"sites": listed})
     elif name is None:
@@ -77,6 +81,35 @@ def command(
         click.echo("\n".join(tensor_text(opened, record, limit) for record in chosen))
     if not opened.complete:
         click.get_current_context().exit(2)
+
+
+def _show_program(trace: Trace, records: list[Record], as_json: bool) -> None:
+    """How the tensors of some sites were made."""
+    from ..errors import SelectionError
+    from ..program.read_program import read_program
+    from ..report.program_text import program_json, program_text
+
+    if not records:
+        raise SelectionError(f"{trace.path}: --program shows how one tensor was made; name it, as in `show TRACE NAME`")
+    found = read_program(trace)
+    if found is None:
+        raise SelectionError(f"{trace.path}: has no program; record it with fd.trace, and not with program=False")
+    made = [(record.site, found.find(record.site)) for record in records]
+    if as_json:
+        sites = [
+            {"site": list(site), "program": None if one is None else program_json(one[0], site, one[1])}
+            for site, one in made
+        ]
+        print_json(_trace_json(trace) | {"sites": sites, "program_problems": list(found.problems)})
+        return
+    unknown = "the program does not say how it was made"
+    click.echo(
+        "\n\n".join(f"{site}: {unknown}" if one is None else program_text(one[0], site, one[1]) for site, one in made)
+    )
+    for note in dict.fromkeys(note for _, one in made if one is not None for note in one[0].notes):
+        click.echo(f"note: {shown(note)}")
+    for problem in found.problems:
+        click.echo(f"problem: {shown(problem)}", err=True)
 
 
 def _is_run(path: str) -> bool:

@@ -10,3 +10,5 @@ A format is a module (or any object) with
 Third parties add theirs as an entry point in the group `firstdrift.formats`, named like the format, and prove
 it with `firstdrift.testing.FormatConformance`.
 """
+
+WITHOUT_SHAPES = "aprt"  # the format that holds numbers and not their shape

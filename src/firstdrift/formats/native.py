@@ -8,7 +8,6 @@ from typing import Any
 
 from ..store import reader
 from ..store.reader import NAME, read
-from ..store.writer import Writer
 from ..strict_json import Json
 from ..traces import Trace, doubts
 from .border import without_raising
@@ -24,6 +23,8 @@ recognise = without_raising(reader.recognise)
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
     """Write any trace as a trace directory, with checksums where the source had them."""
+    from ..store.writer import Writer  # here, because reading is what most do
+
     checksum = any("crc32" in record.details for record in trace.lines)
     left: set[str] = set()
 

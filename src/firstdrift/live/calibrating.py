@@ -18,8 +18,8 @@ from ..sites import Site
 from ..store.annotate import annotate
 from ..traces import Trace
 from ..tracing import trace
-from ..verdict.calibrated import AGREE, KEY, figure, is_rounding
-from ..verdict.limits import worst_part
+from ..verdict.calibrated import AGREE, figure, is_rounding
+from ..verdict.limits import CALIBRATION, worst_part
 from .perturbing import Casts, Point, at_inputs, at_module
 from .sides import Side, randomness_kept
 
@@ -56,7 +56,7 @@ def calibrate(side: Side, path: Path, runs: int, advance: Callable[[int], None],
         "calibration": {"runs": len(perturbed), "float64": bool(precise), "perturbed_at": point and point.name},
         "notes": [*reference.notes, *notes],
     }
-    annotate(path, {site: {KEY: said} for site, said in figures.items()}, header)
+    annotate(path, {site: {CALIBRATION: said} for site, said in figures.items()}, header)
     return _answer(path, total, notes)
 
 

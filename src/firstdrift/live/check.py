@@ -26,8 +26,9 @@ from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.flips import in_few_places
 from ..verdict.graph import Graph
-from ..verdict.introduced import AMPLIFIED, Introduced, settle
+from ..verdict.introduced import Introduced, settle
 from ..verdict.judge import judge
+from ..verdict.reasons import AMPLIFIED
 from .equivalence import equivalent_parts, is_inside
 from .examining import FLOAT32, Examination, examine
 from .examining import compared as compared_arrays
@@ -80,8 +81,8 @@ def _load(load: Any, reference: nn.Module, candidate: nn.Module) -> None:
 
 
 def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None) -> Result:
-    ours = record(reference, folder / "reference")
-    raw = record(candidate, folder / "candidate")
+    ours = record(reference, folder / "reference", program=True)
+    raw = record(candidate, folder / "candidate", program=True)
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
     names = match(ours, raw, name_map, (known[0], known[1]))
     theirs = names.renamed(raw)

@@ -92,11 +92,11 @@ class Side:
             torch.manual_seed(self.seed)
 
 
-def record(side: Side, path: Path) -> Trace:
-    """Trace every step of a side."""
+def record(side: Side, path: Path, *, program: bool = False) -> Trace:
+    """Trace every step of a side, with the calls that it makes if asked to."""
     model = side.copied()
     optimizer = side.made_optimizer(model)
-    with randomness_kept(), side.environment(), trace(model, path, optimizer=optimizer) as tracing:
+    with randomness_kept(), side.environment(), trace(model, path, optimizer=optimizer, program=program) as tracing:
         for _ in range(side.steps):
             side.begin_step()
             output = side.forward(model)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import TraceInUseError
-from .layout import ALIGNMENT, DATA_FILE_BYTES, INDEX, data_file, data_files
+from .layout import ALIGNMENT, DATA_FILE_BYTES, INDEX, PROGRAM, data_file, data_files
 from .lock import acquire
 
 At = tuple[int, int, int]
@@ -40,6 +40,7 @@ class AppendFiles:
     def clear(self) -> None:
         """Forget an earlier trace: the index first, so that no line ever points at bytes that are not its own."""
         self._index.truncate(0)
+        (self._directory / PROGRAM).unlink(missing_ok=True)
         for path in data_files(self._directory):
             path.unlink()  # not truncated: whoever has it mapped keeps the old bytes
 
@@ -70,6 +71,16 @@ class AppendFiles:
             self._index.truncate(self._lines_end)
             raise
         self._lines_end += len(line)
+
+    def append_program(self, text: bytes) -> None:
+        """Write lines of the program; what did not fit is taken back whole."""
+        with io.FileIO(self._directory / PROGRAM, "a") as file:
+            end = file.seek(0, io.SEEK_END)
+            try:
+                _write_all(file, memoryview(text))
+            except BaseException:
+                file.truncate(end)
+                raise
 
     def close(self) -> None:
         """Close both files, which releases the lock. Safe to call again."""

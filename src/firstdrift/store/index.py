@@ -46,14 +46,22 @@ class IndexReader:
             first += len(lines)
 
     def _blocks(self) -> Iterator[list[bytes]]:
-        """The lines in blocks, each line whole; the last one may lack its newline."""
+        """The lines in blocks, each line whole; the last one may lack its newline.
+
+        The last line stands alone, since it ends the index: beside it, no line would look like all others.
+        """
         tail = b""
+        last: list[bytes] = []
         while block := self._stream.read(BLOCK_BYTES):
             *lines, tail = (tail + block).split(b"\n")
             if len(tail) > MAX_LINE:
                 raise FormatError(f"{self._file}: has a line longer than {MAX_LINE} bytes; this is not an index")
-            if lines:
-                yield lines
+            whole = [*last, *lines]
+            last = whole[-1:]
+            if len(whole) > 1:
+                yield whole[:-1]
+        if last:
+            yield last
         if tail:
             self._unterminated = True
             yield [tail]

@@ -17,6 +17,7 @@ FORMAT = "firstdrift-trace"
 VERSION = 1
 HEADER = "trace.json"
 INDEX = "index.jsonl"
+PROGRAM = "program.jsonl"
 ALIGNMENT = 64
 DATA_FILE_BYTES = 1 << 30  # a new data file once one passes this
 MAX_LINE = 16 << 20

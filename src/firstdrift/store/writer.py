@@ -177,6 +177,17 @@ class Writer:
                 raise self._failed(error, place) from error
         return stored
 
+    def append_program(self, text: str) -> None:
+        """Add lines to program.jsonl, which says how the tensors were made; docs/trace-format.md specifies them."""
+        with self._lock:
+            if self._closed:
+                raise SiteError(f"{self.path}: its program was written after the trace was closed; write it before")
+            self._check_usable()
+            try:
+                self._files.append_program(text.encode())
+            except BaseException as error:
+                raise self._failed(error, "its program") from error
+
     def describe(self, **header: Json) -> None:
         """Add to trace.json what became known only after the start, such as the batch; written whole, by renaming."""
         header = self._header | header

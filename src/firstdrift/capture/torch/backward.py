@@ -17,6 +17,7 @@ from ..recorder import Kept
 from .losses import gradient_of
 from .names import parameters_of
 from .run import Run
+from .turns import BACKWARD
 from .values import NotComparableError, array_of, takes_gradient, version_of, without_values
 
 NO_GRADIENT = "no gradient"
@@ -51,6 +52,7 @@ class Backward:
         self._recomputed: set[str] = set()
         self._aliases: dict[Site, tuple[str, ...]] = {}
         self._raw: dict[Site, Kept | str] = {}  # a gradient, or why there is none
+        self._values: dict[Site, str | None] = {}  # what each raw gradient is in the program
         self._named: set[Site] = set()  # raw gradients that have their lines: they are final
         self._before: list[tuple[int, int | None] | None] = []  # gradients of parameters as a pass finds them
         self._losses: tuple[torch.Tensor, ...] = ()
@@ -65,6 +67,7 @@ class Backward:
         self._watched.clear()
         self._recomputed.clear()
         self._raw.clear()
+        self._values.clear()
         self._named.clear()
         self._aliases.clear()
         for handle in self._handles:
@@ -147,6 +150,8 @@ class Backward:
                 self.run.recorder.absent(site, raw, order=order, aliases=aliases)
             else:
                 self.run.recorder.again(site, raw, order=order, aliases=aliases)
+                if self.run.program is not None:
+                    self.run.program.site_is(site, self._values.get(site))
 
     def end_step(self) -> None:
         """Say of every gradient that did not come that there is none."""
@@ -159,6 +164,7 @@ class Backward:
 
     def close(self) -> None:
         """Take the hooks off the graphs that are still alive."""
+        self.running = False  # for us: another thread may be in the middle of a pass
         self.begin_step()
 
     def _hook(self, site: Site, tensor: torch.Tensor) -> None:
@@ -191,6 +197,13 @@ class Backward:
 
     def _flowed(self, sites: list[Site], gradient: torch.Tensor) -> None:
         """A gradient has arrived at an output. Only those of `backward` count: `autograd.grad` asks for others."""
+        if not self.run.turn.is_mine():
+            self.run.turn.miss(BACKWARD)
+            return
+        with self.run.lock:
+            self._record_flow(sites, gradient)
+
+    def _record_flow(self, sites: list[Site], gradient: torch.Tensor) -> None:
         if not self.running or sites[0].step != self.run.step:
             return
         self.ours = True
@@ -198,7 +211,8 @@ class Backward:
             pending = self._pending.pop(site, None)
             if pending is not None:
                 details: dict[str, Json] = {"note": _RECOMPUTED} if site.name in self._recomputed else {}
-                self.run.put(site, gradient, order=pending.order, **details)
+                with self.run.hooked():
+                    self.run.put(site, gradient, order=pending.order, **details)
             elif site.phase == "agrad":
                 self._warn_of_second_pass()
 
@@ -246,6 +260,8 @@ class Backward:
             array = array_of(parameter.grad)
         except NotComparableError as error:
             return str(error)
+        if self.run.program is not None:
+            self._values[site] = self.run.program.value_of(parameter.grad)
         kept = self.run.recorder.store(site, array, None if isinstance(before, str) else before)
         return NO_GRADIENT if kept is None else kept  # None after the disk was full, when nothing more is written
 

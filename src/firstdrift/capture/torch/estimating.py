@@ -61,6 +61,9 @@ class Tally:
         self.largest = max(self.largest, array.nbytes)
         return stored
 
+    def append_program(self, text: str) -> None:
+        """A program takes no room to speak of."""
+
     def describe(self, **header: Json) -> None:
         """A header takes no room to speak of."""
 
@@ -113,7 +116,9 @@ def _count(
 ) -> Estimate:  # fmt: skip
     tally, chosen = Tally(), Scope.of(**scope)
     recorder = Recorder(tally, chosen, summarise=lambda array: Summary("", array.shape, {}))
-    tracing = Tracing(model, chosen, lambda: recorder, optimizers=optimizers, every_operation=granularity == "op")
+    tracing = Tracing(
+        model, chosen, lambda: recorder, optimizers=optimizers, every_operation=granularity == "op", program=False
+    )
     with torch.set_grad_enabled(train), tracing:
         output = model(**inputs) if isinstance(inputs, Mapping) else model(*_as_arguments(inputs))
         found = [tensor for _, tensor in outputs(output) if takes_gradient(tensor) and tensor.requires_grad]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...sites import Site
 from ...strict_json import Json
 from .backward import Backward
 from .hooks import is_compiled
-from .names import attrs_of, behind, layer_of, named_arguments, numbered_arguments
+from .names import attrs_of, behind, classes_of, is_scripted, layer_of, named_arguments, numbered_arguments
 from .ops import Operations
 from .run import Run
 from .values import leaves, outputs
@@ -30,6 +30,7 @@ class Frame:
     inputs: list[Site] = field(default_factory=list)
     called: bool = False  # whether a module inside it ran
     operations: Operations | None = None  # observed from here inwards
+    end_of_program: Callable[[], None] | None = None  # of what it kept from being written down
 
 
 class Forward:
@@ -61,6 +62,8 @@ class Forward:
             self.stack[-1].called = True
         frame = Frame(module, name, -1 if recomputed else self.run.next_call(name), recomputed)
         self.stack.append(frame)
+        if self.run.program is not None:
+            frame.end_of_program = self.run.program.enter(module, (args, kwargs))
         if not recomputed and self.run.takes("fwd", name):
             order = self.run.next_position()
             for key, item in numbered_arguments(module, args, kwargs):
@@ -87,8 +90,8 @@ class Forward:
             frame.operations.__enter__()
 
     def _current_path(self) -> str | None:
-        """The path of the module that runs, if it or one around it was chosen, and it is not compiled."""
-        if is_compiled(self.stack[-1].module):
+        """The path of the module that runs, if it or one around it was chosen, and its inside can be seen."""
+        if is_compiled(self.stack[-1].module) or is_scripted(self.stack[-1].module):
             return None
         chosen = any(self.run.takes("fwd", frame.name) for frame in self.stack)
         return self.stack[-1].name if chosen else None
@@ -107,7 +110,7 @@ class Forward:
         run.first_position.setdefault(name, order)
         taken = run.takes("fwd", name)
         details: dict[str, Json] = {
-            "op": type(behind(module)).__name__,
+            "op": classes_of(behind(module))[0],
             "attrs": attrs_of(behind(module)),
             "layer": layer_of(name),
         }
@@ -150,7 +153,7 @@ class Forward:
         self.failure = error if self.stack else None
         if self.run.takes("fwd", frame.name):
             site = self.run.site("fwd", frame.name, "out", frame.call)
-            self.run.recorder.absent(site, f"raised {type(error).__name__}: {error}", op=type(module).__name__)
+            self.run.recorder.absent(site, f"raised {type(error).__name__}: {error}", op=classes_of(module)[0])
 
     def forget(self, module: nn.Module) -> None:
         """A module is left when nothing is recorded any longer."""
@@ -173,6 +176,8 @@ class Forward:
         frame = self.stack.pop()
         if frame.operations is not None:
             frame.operations.__exit__(None, None, None)
+        if frame.end_of_program is not None:
+            frame.end_of_program()
         if not self.stack:
             self.failure = None  # which holds on to everything its traceback can see
         return frame

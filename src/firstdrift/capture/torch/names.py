@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,10 +39,16 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module runs in TorchScript's interpreter; such modules have little of what others have."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
 def classes_of(module: nn.Module) -> list[str]:
-    """The class of a module and those it derives from, up to nn.Module."""
+    """The class of a module and those it derives from, up to nn.Module; of a scripted one, first what it was."""
     kinds = type(module).__mro__
-    return [kind.__name__ for kind in kinds[: kinds.index(nn.Module)]] or ["Module"]
+    written = [str(module.original_name)] if is_scripted(module) else []
+    return [*written, *(kind.__name__ for kind in kinds[: kinds.index(nn.Module)])] or ["Module"]
 
 
 def parameters_of(model: nn.Module) -> list[Parameter]:
@@ -60,9 +66,16 @@ def parameters_of(model: nn.Module) -> list[Parameter]:
 
 def attrs_of(module: nn.Module) -> dict[str, Json]:
     """The hyper-parameters of a module: whatever plain numbers, words and small tuples it carries."""
-    return {
-        name: said for name, item in vars(module).items() if name[0] != "_" and (said := plain_value(item)) is not None
-    }
+    carried = _attributes_in_script(module) if is_scripted(module) else vars(module)
+    return {name: said for name, item in carried.items() if name[0] != "_" and (said := plain_value(item)) is not None}
+
+
+def _attributes_in_script(module: nn.Module) -> dict[str, Any]:
+    """What a scripted module carries; a frozen one has nothing left that says it."""
+    kind = getattr(module, "_concrete_type", None)
+    if kind is None:
+        return {}
+    return {**kind.get_constants(), **{name: getattr(module, name, None) for name in kind.get_attributes()}}
 
 
 def plain_value(item: Any) -> Json:
@@ -77,6 +90,15 @@ def plain_value(item: Any) -> Json:
     return None
 
 
+def outermost(names: Iterable[str]) -> list[str]:
+    """Of some paths, given from the outside in, those that lie in no other one."""
+    found: dict[str, None] = {}
+    for name in names:
+        if not any(name.startswith(f"{one}." if one else "") for one in found):
+            found[name] = None
+    return list(found)
+
+
 def layer_of(name: str) -> int | None:
     """The number of the layer a path lies in: its first numeric part."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
@@ -84,7 +106,7 @@ def layer_of(name: str) -> int | None:
 
 def behind(module: nn.Module) -> nn.Module:
     """The module that a wrapper made by torch.compile stands for."""
-    inner = module._modules.get(COMPILED)
+    inner = dict(module._modules.items()).get(COMPILED)  # those of a scripted module are no dict
     return module if inner is None else inner
 
 
@@ -108,6 +130,9 @@ def numbered_arguments(
 
 def _parameters_of_forward(module: nn.Module) -> tuple[list[str], str]:
     """The names of a forward's arguments; a wrapper that passes everything on takes those of what it wraps."""
+    if is_scripted(module):
+        schema = getattr(getattr(module, "forward", None), "schema", None)
+        return [argument.name for argument in schema.arguments[1:]] if schema is not None else [], "args"
     names, rest = _signature(type(module).forward)
     children = list(module.children())
     return _parameters_of_forward(children[0]) if not names and len(children) == 1 else (names, rest)

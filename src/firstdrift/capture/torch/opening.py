@@ -17,6 +17,7 @@ from ...store.writer import Writer
 from ...strict_json import Json
 from ..recorder import OnFull, Recorder
 from ..scope import Scope
+from .names import classes_of
 from .session import Tracing
 from .updates import Optimizer, described
 from .verification import Verification
@@ -36,6 +37,8 @@ def begin(
     scaler: torch.amp.GradScaler | None,
     logits: str | None,
     on_full: OnFull,
+    program: bool,
+    source: bool,
 ) -> Tracing:
     """Validate everything; the trace itself is made when its block is entered."""
     if granularity not in ("module", "op"):
@@ -55,7 +58,7 @@ def begin(
 
     tracing = Tracing(
         model, chosen, open_recorder, optimizers=optimizers, scaler=scaler, logits=logits,
-        every_operation=granularity == "op",
+        every_operation=granularity == "op", program=program, source=source,
         verification=Verification(rank_directory(Path(path), rank)) if verify else None,
     )  # fmt: skip
     return tracing
@@ -73,7 +76,7 @@ def _header(
 ) -> dict[str, Json]:
     said: dict[str, Json] = {
         "producer": f"firstdrift {__version__}, torch {torch.__version__}",
-        "model": type(model).__name__,
+        "model": classes_of(model)[0],
         "options": {key: str(item) for key, item in scope.items() if item not in (None, (), "full")}
         | {"granularity": granularity},
         "seed": torch.initial_seed(),

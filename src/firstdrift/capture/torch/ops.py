@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ...sites import Site
 from ...strict_json import Json
+from .modes import step_aside
 from .names import layer_of, plain_value
 from .run import Run
 from .values import leaves, outputs
@@ -32,16 +34,27 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if not self._run.busy:
-            sources = [tensor for _, tensor in leaves((args, kwargs or {}), "")]
-            sites = dict.fromkeys(site for source in sources for site in self._run.known.producers(source) or ())
-            path = self._path() if self._path is not None else None
-            if path is None or func is torch.ops.aten.detach.default:  # which autograd calls to keep what it needs
-                for _, tensor in outputs(output):
-                    self._run.known.derive(tensor, sites)
-            else:
-                self._record(path, func, args, kwargs or {}, output, list(sites))
+        with self._run.lock:
+            if self._run.recording and not self._run.busy:
+                self._look(func, args, kwargs or {}, output)
         return output
+
+    def _look(self, func: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        path = self._path() if self._path is not None else None
+        if path is None or func is torch.ops.aten.detach.default:  # which autograd calls to keep what it needs
+            self.derive(args, kwargs, output)
+        else:
+            self._record(path, func, args, kwargs, output, self._sources(args, kwargs))
+
+    def derive(self, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        """Remember what an operation, or many that were not seen, computed its outputs from."""
+        sites = self._sources(args, kwargs)
+        for _, tensor in outputs(output):
+            self._run.known.derive(tensor, sites)
+
+    def _sources(self, args: Any, kwargs: Mapping[str, Any]) -> list[Site]:
+        known, given = self._run.known, leaves((args, kwargs), "")
+        return list(dict.fromkeys(site for _, source in given for site in known.producers(source) or ()))
 
     def _record(
         self, path: str, func: Any, args: Any, kwargs: Mapping[str, Any], output: Any, sites: list[Site]
@@ -56,6 +69,29 @@ class Operations(TorchDispatchMode):
             self._run.known.derive(tensor, [site])
             if not _may_write(func):  # what is written in place is counted only after we return
                 self._run.known.keep(tensor, kept)
+
+
+def unseen(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A way into TorchScript that is taken without us, whose numbers a mode of Python turns into what it refuses."""
+
+    @wraps(call)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        mode, back = _get_current_dispatch_mode(), step_aside(args)
+        if not isinstance(mode, Operations):
+            try:
+                return call(*args, **kwargs)
+            finally:
+                back()
+        mode.__exit__(None, None, None)
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            mode.__enter__()
+            back()
+        mode.derive(args, kwargs, output)
+        return output
+
+    return calling
 
 
 def _may_write(func: Any) -> bool:

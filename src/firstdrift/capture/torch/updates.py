@@ -13,6 +13,7 @@ from ...strict_json import Json
 from .backward import NO_GRADIENT, NOT_REQUIRED, Backward
 from .names import Parameter, parameters_of, plain_value
 from .run import Run
+from .turns import STEPS
 from .values import is_fake, without_values
 
 Optimizer = torch.optim.Optimizer
@@ -35,6 +36,7 @@ class Updates:
         self.stepped: set[int] = set()  # optimizers, by id, that have stepped in this step
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}  # as the step found them, where nobody steps
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._stepping: set[int] = set()  # optimizers, by id, whose step has begun and not ended
 
     def install(self, begin_again: Callable[[], None]) -> None:
         """Listen to the optimizers; `begin_again` starts a new step when one of them steps twice."""
@@ -47,22 +49,51 @@ class Updates:
         """An optimizer is about to step."""
         if steps_under_way(optimizer) > 1:  # its step has called that of the class it extends
             return
-        if id(optimizer) in self.stepped:
-            self._begin_again()
-        if self.run.recording and not _sees_later(optimizer, args, kwargs):
-            self._see(optimizer)
+        if not self._takes_turn(optimizer):
+            self.run.turn.miss(STEPS)
+            return
+        with self.run.hooked():
+            if id(optimizer) in self.stepped:
+                self._begin_again()
+            if self.run.recording and self.run.program is not None:
+                self.run.program.part = "optimizer"
+                self.run.program.optimizer(self._settings(optimizer))
+            if self.run.recording and not _sees_later(optimizer, args, kwargs):
+                self._see(optimizer)
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer has stepped."""
-        if steps_under_way(optimizer) > 1:
+        if steps_under_way(optimizer) > 1 or id(optimizer) not in self._stepping or not self.run.turn.is_mine():
             return
-        if self.run.recording and _sees_later(optimizer, args, kwargs):
-            self._see(optimizer)
+        try:
+            with self.run.hooked():
+                self._record_step(optimizer, args, kwargs)
+        finally:
+            self._stepping.discard(id(optimizer))
+            self.run.turn.end()
+
+    def _record_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stepped.add(id(optimizer))
-        if self.run.recording:
-            self._record_state(optimizer)
+        if not self.run.recording:
+            return
+        if _sees_later(optimizer, args, kwargs):
+            self._see(optimizer)
+        self._record_state(optimizer)
+        if self.over:
+            self._record("weight_after")
+        if self.run.program is not None:
+            self.run.program.part = "after"
             if self.over:
-                self._record("weight_after")
+                self.run.program.pause()
+
+    def _takes_turn(self, optimizer: Optimizer) -> bool:
+        """Have the turn while an optimizer steps; that of a step that raised is still there for its next one."""
+        if id(optimizer) in self._stepping and self.run.turn.is_mine():
+            return True
+        taken = self.run.turn.take(for_good=False)
+        if taken:
+            self._stepping.add(id(optimizer))
+        return taken
 
     def close(self) -> None:
         """Listen no longer."""
@@ -106,7 +137,7 @@ class Updates:
         if before is None or not is_fake(before):
             return before is not None and not torch.equal(before, item.tensor)
         owner = next((module for module, name in self.run.names.items() if name == item.module), None)
-        return owner is not None and owner.training and bool(getattr(owner, "track_running_stats", False))
+        return getattr(owner, "training", False) and bool(getattr(owner, "track_running_stats", False))
 
     def _record_changed_buffers(self) -> None:
         """Running statistics change with every forward pass in training, whether an optimizer steps or not."""
@@ -152,6 +183,17 @@ class Updates:
                 if isinstance(value, torch.Tensor):
                     site = self.run.site("optim", item.module, f"{item.port}.{key}")
                     self.run.put_value(site, value, order=self._order(item))
+
+    def _settings(self, optimizer: Optimizer) -> dict[str, Json]:
+        """An optimizer as its step finds it: each group's settings, its parameters, and how many steps it has made."""
+        names = {id(one.tensor): [one.module, one.port] for one in parameters_of(self.run.model)}
+        groups: list[Json] = []
+        for group in optimizer.param_groups:
+            counts = (optimizer.state.get(one, {}).get("step", 0) for one in group["params"])
+            count = next((one.item() if _is_number(one) else one for one in counts), 0)
+            known = [names[id(one)] for one in group["params"] if id(one) in names]
+            groups.append({**hyper_parameters(group), "step": count, "parameters": known})
+        return {"class": type(optimizer).__name__, "groups": groups}
 
     def _of(self, optimizer: Optimizer, phase: str) -> list[tuple[Parameter, dict[str, Any]]]:
         """An optimizer's parameters that are recorded, each with its state."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -19,6 +20,7 @@ from ...errors import CaptureError
 from ...opening import open_trace
 from ...stale import repeated_outputs
 from . import hooks
+from .names import is_scripted
 from .values import NotComparableError, array_of, outputs
 
 Content = tuple[str, str, tuple[int, ...] | None, bytes | None]  # port, type, shape, bytes
@@ -38,9 +40,11 @@ class Verification:
             return
         if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
             return  # this pass will make them; the next one can be rehearsed
+        if any(is_scripted(module) for module in model.modules()):
+            return  # TorchScript computes otherwise once it has run a few times, and must not be run more often
         args, kwargs = _copied((args, dict(kwargs)))
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        with _same_randomness(), _same_buffers(model), torch.random.fork_rng(devices=devices), hooks.unobserved():
+        uncounted = optimized_execution(False)  # for functions of TorchScript
+        with _same_randomness(), _same_buffers(model), uncounted, hooks.unobserved():
             self._expected = _bytes(outputs(model(*args, **kwargs)))
 
     def compare(self, found: list[tuple[str, torch.Tensor]]) -> None:
@@ -72,10 +76,12 @@ class Verification:
 
 @contextmanager
 def _same_randomness() -> Iterator[None]:
-    """Put the random numbers of Python and numpy back."""
+    """Put the random numbers of Python, numpy and torch back."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,88 @@
+"""Trace a step of every network, run its program again in a fresh process, print what came of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import torch
+
+import firstdrift as fd
+from firstdrift.errors import CaptureError
+from firstdrift.program.calls import Call
+from firstdrift.program.interpreter import Interpreter, NotReplayableError, as_recorded
+from firstdrift.program.read_program import read_program
+
+HERE = Path(__file__).parent
+
+
+def replayed(path: Path) -> dict[str, object]:
+    """How many calls of a trace's program could be made again, and how many of its tensors came out bit for bit."""
+    trace = fd.open_trace(path)
+    program = read_program(trace)
+    calls = made = sites = same = 0
+    failed: Counter[str] = Counter()
+    assert program is not None
+    with as_recorded(program.header):
+        for step in program.steps.values():
+            named = defaultdict(list)
+            for site, ref in step.sites.items():
+                named[ref.node].append((site, ref.at))
+            for number, values in Interpreter(step, trace).run():
+                node = step.nodes[number]
+                calls += isinstance(node, Call)
+                if isinstance(values, NotReplayableError):
+                    failed[str(values).split(": ")[-1]] += isinstance(node, Call)
+                    continue
+                made += isinstance(node, Call)
+                for site, at in named[number]:
+                    if trace[site].at is not None:
+                        sites += 1
+                        same += _bytes(values[at]) == trace.array(site).tobytes()
+    return {"calls": calls, "made": made, "sites": sites, "same": same, "failed": failed}
+
+
+def traced(folder: Path) -> None:
+    """A trace of each network, or why there is none."""
+    sys.path.insert(0, str(HERE.parent))
+    from programs.networks import NETWORKS
+
+    for network in NETWORKS:
+        torch.manual_seed(0)
+        model = network.build()
+        optimizer = network.optimizer(model) if network.optimizer else None
+        try:
+            with fd.trace(model, folder / network.name, optimizer=optimizer):
+                network.step(model, optimizer)
+        except CaptureError as error:
+            (folder / network.name / "why").write_text(str(error))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def main() -> None:
+    """Record here, replay there."""
+    if len(sys.argv) > 1:
+        print(json.dumps(replayed(Path(sys.argv[1]))))
+        return
+    found = {}
+    with tempfile.TemporaryDirectory(prefix=".bench-") as folder:
+        traced(Path(folder))
+        for path in sorted(Path(folder).iterdir()):
+            if (why := path / "why").exists():
+                found[path.name] = {"calls": 0, "made": 0, "sites": 0, "same": 0, "failed": {why.read_text(): 1}}
+                continue
+            child = [sys.executable, __file__, str(path)]
+            found[path.name] = json.loads(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
