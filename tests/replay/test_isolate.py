@@ -5,7 +5,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
@@ -72,10 +74,77 @@ def test_a_wrong_backward_is_named_as_one(tmp_path, monkeypatch):
 
 def test_the_table_has_outputs_and_every_gradient_that_the_module_makes(wrong):
     lines = isolated("5", 0).splitlines()
-    assert lines[0] == "5: linear, computed in float64 from the candidate's inputs"
+    assert lines[0] == "5: torch.nn.functional.linear, computed in float64 from the candidate's inputs"
     assert lines[1].split() == ["site", "total", "inherited", "introduced", "own", "weights", "noise"]
     sites = [line.split("  ")[0] for line in lines[2:-1]]
     assert sites == ["fwd 5:out step 0", "agrad 4:out step 0", "grad 5:weight step 0", "grad 5:bias step 0"]
+
+
+class Part(nn.Module):
+    """A container with a mistake to be planted in its first layer or in what joins its layers."""
+
+    def __init__(self, eps=1e-5, factor=1.0):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8, eps=eps), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.factor = factor
+
+    def forward(self, x):
+        return x + self.factor * self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+def two_parts(path, first=None, second=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(Part(**(first or {})), Part(**(second or {})))
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    with fd.trace(model, path, **options):
+        model(x).square().mean().backward()
+
+
+@pytest.mark.parametrize("mistake", [{"eps": 1e-2}, {"factor": 1.1}], ids=["in its first layer", "in what joins them"])
+def test_a_container_is_never_acquitted_for_its_last_child(tmp_path, monkeypatch, mistake):
+    monkeypatch.chdir(tmp_path)
+    two_parts("ref")
+    two_parts("cand", mistake)
+    last = isolated("0", 1).splitlines()[-1]
+    assert last.startswith("drift: 0 computes something else than the reference's Part: error ")
+    assert isolated("0.down", 0).splitlines()[-1].startswith("noise: 0.down itself is right")
+    assert isolated("1", 0).splitlines()[-1] == "noise: 1 itself is right: the error came in"
+    assert isolated("", 1).splitlines()[-1].startswith("drift: the model computes something else")
+
+
+def test_a_container_with_other_weights_inside_is_right_with_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_parts("ref")
+    torch.manual_seed(0)
+    model = nn.Sequential(Part(), Part())
+    with torch.no_grad():
+        model[1].up.weight[3] *= 1.5
+    with fd.trace(model, "cand"):
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    said = "drift: the weights of 1 differ; with the candidate's own weights it is right"
+    assert isolated("1", 1).splitlines()[-1] == said
+
+
+def test_a_candidate_that_recorded_outputs_alone_is_fed_by_what_came_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_parts("ref")
+    two_parts("whole", None, {"eps": 1e-2})
+    whole = fd.open_trace("whole")
+    with fd.Writer("cand") as writer:
+        for record in whole:
+            if record.site.phase == "fwd" and record.site.port == "out":
+                writer.put(record.site.name, "fwd", whole.array(record))
+    assert isolated("1.norm", 1).splitlines()[-1].startswith("drift: 1.norm computes something else")
+    assert isolated("1.up", 0).splitlines()[-1] == "noise: 1.up itself is right: the error came in"
+    assert isolated("0", 0).splitlines()[-1] == "noise: 0 itself is right, and nothing wrong came in"
+
+
+def test_a_program_that_cannot_be_read_is_an_error_that_names_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_parts("ref")
+    program = tmp_path / "ref" / "program.jsonl"
+    program.write_text(program.read_text().replace('"aten.addmm.default"', '"rm -rf"'))
+    assert "no dotted name" in run("isolate", "ref", "ref", "--module", "1.up", code=2).output
 
 
 def test_json_holds_all_figures(wrong):
@@ -86,7 +155,12 @@ def test_json_holds_all_figures(wrong):
         "firstdrift-isolate-v1", "drift", "weights", 1,
     )  # fmt: skip
     first = said["sites"][0]
-    assert (first["phase"], first["name"], first["operation"], first["right"]) == ("fwd", "0", "linear", False)
+    assert (first["phase"], first["name"], first["operation"], first["right"]) == (
+        "fwd",
+        "0",
+        "torch.nn.functional.linear",
+        False,
+    )
     assert first["introduced_with_own_weights"] < first["noise"] < first["introduced"]
 
 

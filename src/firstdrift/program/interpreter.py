@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..dtypes import ML_NAMES, NUMPY_NAMES
+from ..dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
 from ..errors import FirstdriftError
 from ..sites import Site
 from ..strict_json import NON_FINITE, Json
 from ..traces import Array, Trace
 from .calls import Bytes, Call, Earlier, Inline, Leaf, Missing, Node, Ref, Step, Type, reads
+from .cuts import Cut, type_of
 from .op_facts import Facts, facts_of, results_of, written_by
 
 # Operations of ATen that reach outside the tensors they are given.
@@ -35,6 +36,12 @@ _TORCH_DTYPES = {
     "bool": torch.bool,
 }
 
+_LIFTED = {
+    kind: torch.complex128 if kind.is_complex else torch.float64
+    for kind in _TORCH_DTYPES.values()
+    if kind.is_complex or kind.is_floating_point
+}
+
 Values = Sequence[torch.Tensor]
 
 
@@ -43,12 +50,21 @@ class NotReplayableError(FirstdriftError, RuntimeError):
 
 
 class Interpreter:
-    """The values of one step, computed in order; each is let go after its last reader unless it is kept."""
+    """The values of one step, computed in order; each is let go after its last reader unless it is kept.
 
-    def __init__(self, step: Step, trace: Trace) -> None:
+    `tensors` gives the numbers of a site, where they are not the trace's own. With `exact`, everything that is float
+    is float64, and complex complex128: tensors, results, and the dtypes that calls ask for, casts to shorter ones
+    among them. Constants keep their values, the least number of a dtype included; drawn numbers are those drawn.
+    """
+
+    def __init__(
+        self, step: Step, trace: Trace, *, tensors: Callable[[Site], Array | None] | None = None, exact: bool = False
+    ) -> None:
         self._step = step
         self._trace = trace
-        self._values: dict[int, Values] = {}
+        self._tensors = tensors or (lambda site: None)
+        self._exact = exact
+        self._values: dict[int, Any] = {}  # results of nodes, by number
 
     def run(self, keep: frozenset[int] = frozenset()) -> Iterator[tuple[int, Values | NotReplayableError]]:
         """Every node with what it gives, or why it cannot be had; nodes in `keep` stay available to `value`."""
@@ -75,6 +91,48 @@ class Interpreter:
                 if left[one] <= 0 and one not in keep:
                     self._values.pop(one, None)
 
+    def value_of(self, cut: Cut) -> torch.Tensor:
+        """What a cut gives; raises NotReplayableError where one of its calls cannot be made."""
+        left = Counter(ref for number in cut.nodes for ref in _needs(self._step.nodes[number]))
+        left[cut.target] += 1
+        values: dict[Ref, torch.Tensor] = {}
+        for ref, site in cut.given.items():
+            values[ref] = self._given(site, type_of(self._step, ref))
+        for number in cut.nodes:
+            node = self._step.nodes[number]
+            self._values = _by_node(values, _needs(node))
+            for at, tensor in enumerate(self._run(node)):
+                values.setdefault(Ref(number, at), tensor)
+            for ref in _needs(node):
+                left[ref] -= 1
+                if left[ref] <= 0:
+                    values.pop(ref, None)
+        return values[cut.target]
+
+    def array_of(self, cut: Cut) -> Array:
+        """The same as numpy has it: floats as float64, which holds every number of the others."""
+        tensor = self.value_of(cut).resolve_conj().resolve_neg()
+        array: Array = tensor.to(_LIFTED.get(tensor.dtype, tensor.dtype)).contiguous().numpy()
+        return array
+
+    def _given(self, site: Site, type_: Type | None) -> torch.Tensor:
+        array = self._tensors(site)
+        if array is None:
+            array = _of_site(self._trace, site)
+        if type_ is None or array.shape != type_.shape:
+            raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
+        return _laid_out(self._converted(array, type_.dtype), type_)
+
+    def _converted(self, array: Array, dtype: str) -> torch.Tensor:
+        """An array in the dtype that the program has there, or in the one that this is lifted to."""
+        kind = _TORCH_DTYPES.get(dtype)
+        if kind is None:
+            raise NotReplayableError(f"dtype {dtype} is none of those that a trace can hold")
+        return _tensor(array).to(_LIFTED.get(kind, kind) if self._exact else kind)
+
+    def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(_LIFTED.get(tensor.dtype, tensor.dtype)) if self._exact else tensor
+
     def _run(self, node: Node) -> Values:
         try:
             with torch.no_grad():
@@ -88,12 +146,17 @@ class Interpreter:
 
     def value(self, ref: Ref) -> torch.Tensor:
         """What a reference stands for, if it was computed and kept."""
-        return self._values[ref.node][ref.at]
+        found: torch.Tensor = self._values[ref.node][ref.at]
+        return found
 
     def leaf(self, leaf: Leaf) -> Values:
         """A tensor that is given."""
-        array = _array(leaf, self._trace)
-        return (_laid_out(_tensor(array, leaf.type.dtype), leaf.type),)
+        site = leaf.source.site if isinstance(leaf.source, Earlier) else leaf.source
+        own = self._tensors(site) if isinstance(site, Site) else None
+        array = _array(leaf, self._trace) if own is None else own
+        if array.shape != leaf.type.shape:
+            raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
+        return (_laid_out(self._converted(array, leaf.type.dtype), leaf.type),)
 
     def call(self, call: Call) -> Values:
         """The results of a call, from the values of what it reads."""
@@ -102,8 +165,8 @@ class Interpreter:
         func, facts = operation(call.op)
         if facts.draws:
             raise NotReplayableError(f"{call.op} draws random numbers, and what it drew was not stored")
-        args = _decoded(call.args, self.value)
-        kwargs = {name: _decoded(item, self.value) for name, item in call.kwargs.items()}
+        args = _decoded(call.args, self.value, exact=self._exact)
+        kwargs = {name: _decoded(item, self.value, exact=self._exact) for name, item in call.kwargs.items()}
         results: Values = ()
         for gradients in (False, True):  # some operations keep more where gradients will be asked for
             with torch.set_grad_enabled(gradients):
@@ -111,7 +174,8 @@ class Interpreter:
                 results = results_of(func(*given, **named), written_by(facts, tuple(given), named))
             if len(results) == len(call.results):
                 break
-        _check(call, results)
+        results = [self._lifted(one) for one in results]
+        _check(call, results, exact=self._exact)
         return results
 
     def _drawn(self, call: Call, drawn: Mapping[int, int]) -> Values:
@@ -119,13 +183,13 @@ class Interpreter:
         given = {at: self._values[leaf][0] for at, leaf in drawn.items()}
         if len(given) == len(call.results):
             drawn_all = [given[at] for at in range(len(given))]
-            _check(call, drawn_all)
+            _check(call, drawn_all, exact=self._exact)
             return drawn_all
         rest = _AFTER_DRAWING.get(call.op.split(".")[1])
         if rest is None:
             raise NotReplayableError(f"{call.op} draws random numbers inside, and not all it made was stored")
-        results = rest(_decoded(call.args, self.value), given[1])
-        _check(call, results)
+        results = rest(_decoded(call.args, self.value, exact=self._exact), given[1])
+        _check(call, results, exact=self._exact)
         return results
 
 
@@ -174,7 +238,10 @@ def _array(leaf: Leaf, trace: Trace) -> Array:
             count = int(np.prod(type_.shape, dtype=np.int64))
             return np.unpackbits(packed.view(np.uint8), count=count).reshape(type_.shape)
         return trace.stored(source.at, type_.dtype, type_.shape, "a leaf of the program")
-    site: Site = source.site if isinstance(source, Earlier) else source
+    return _of_site(trace, source.site if isinstance(source, Earlier) else source)
+
+
+def _of_site(trace: Trace, site: Site) -> Array:
     try:
         return trace.array(site)
     except FirstdriftError as error:
@@ -185,15 +252,13 @@ def _numpy_of(dtype: str) -> Any:
     return np.dtype(NUMPY_NAMES[dtype]) if dtype in NUMPY_NAMES else np.float64
 
 
-def _tensor(array: Array, dtype: str) -> torch.Tensor:
+def _tensor(array: Array) -> torch.Tensor:
     """An array as a tensor of its own."""
-    kind = _TORCH_DTYPES.get(dtype)
-    if kind is None:
-        raise NotReplayableError(f"dtype {dtype} is none of those that a trace can hold")
-    if array.dtype.kind == "V" or array.dtype.name in ML_NAMES.values():
+    short = dtype_name(array.dtype)
+    if short in ML_NAMES:
         bits = np.uint8 if array.dtype.itemsize == 1 else np.int16
-        return torch.from_numpy(np.array(array).view(bits)).view(kind)
-    return torch.from_numpy(np.array(array)).to(kind)
+        return torch.from_numpy(np.array(array).view(bits)).view(_TORCH_DTYPES[short])
+    return torch.from_numpy(np.array(array))
 
 
 def _laid_out(tensor: torch.Tensor, type_: Type) -> torch.Tensor:
@@ -211,16 +276,17 @@ def _laid_out(tensor: torch.Tensor, type_: Type) -> torch.Tensor:
     return laid.as_strided(type_.shape, strides)
 
 
-def _decoded(item: Any, value: Callable[[Ref], torch.Tensor]) -> Any:
-    """Arguments as torch takes them."""
+def _decoded(item: Any, value: Callable[[Ref], torch.Tensor], *, exact: bool) -> Any:
+    """Arguments as torch takes them; `exact` with dtypes lifted."""
     if isinstance(item, Ref):
         return value(item)
     if isinstance(item, tuple | list):
-        return [_decoded(one, value) for one in item]
+        return [_decoded(one, value, exact=exact) for one in item]
     if not isinstance(item, Mapping):
         return item
     ((tag, inner),) = item.items()  # an object has one key, which says what it is
-    return _TAGGED[tag](inner) if tag in _TAGGED else _lost(tag)
+    found = _TAGGED[tag](inner) if tag in _TAGGED else _lost(tag)
+    return _LIFTED.get(found, found) if exact and tag == "dtype" else found
 
 
 def _lost(what: Any) -> Any:
@@ -272,7 +338,20 @@ def _copied(item: Any, reshapes: bool) -> Any:
     return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item)
 
 
-def _check(call: Call, results: Values) -> None:
+def _needs(node: Node) -> list[Ref]:
+    """What a node is computed from, random numbers that it drew included."""
+    drawn = node.drawn if isinstance(node, Call) else None
+    return reads(node) + [Ref(leaf) for leaf in (drawn or {}).values()]
+
+
+def _by_node(values: Mapping[Ref, torch.Tensor], refs: Sequence[Ref]) -> dict[int, Any]:
+    found: dict[int, dict[int, torch.Tensor]] = {}
+    for ref in refs:
+        found.setdefault(ref.node, {})[ref.at] = values[ref]
+    return found
+
+
+def _check(call: Call, results: Values, *, exact: bool) -> None:
     """What a program says of its results must be true, or what reads them would be misled."""
     if len(results) != len(call.results):
         raise NotReplayableError(f"{call.op} gives {len(results)} tensors where the program says {len(call.results)}")
@@ -280,6 +359,8 @@ def _check(call: Call, results: Values) -> None:
         if type_ is None:
             continue
         found = next((short for short, kind in _TORCH_DTYPES.items() if kind == tensor.dtype), type_.dtype)
+        if exact and tensor.dtype in _LIFTED.values():
+            found = type_.dtype
         if (found, tuple(tensor.shape)) != (type_.dtype, type_.shape):
             said = f"{type_.dtype} {list(type_.shape)}"
             raise NotReplayableError(f"{call.op} gives {found} {list(tensor.shape)} where the program says {said}")

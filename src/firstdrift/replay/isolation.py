@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from ..compare.pairs import Alignment
@@ -52,6 +53,8 @@ def isolate(
         near = sorted({record.site.name for record in reference if module.lower() in record.site.name.lower()})[:3]
         hint = f"near it: {', '.join(near)}" if near else "`firstdrift show` lists the names there are"
         raise SelectionError(f"{reference.path}: nothing is named {module!r}; {hint}")
+    if (figures := _by_program(shadow, module)) is not None:
+        return _concluded(module, op, tuple(figures.values()), "")
     for site in shadow.sources.pairs:  # everything that ran, to know what gradients came through this module
         if site.phase == "fwd":
             shadow.fitted(site)
@@ -59,6 +62,18 @@ def isolate(
     figures = shadow.replay([site for site in own if site.phase == "fwd"])
     figures |= shadow.replay([site for site in shadow.sources.pairs if _made_by(shadow, site, module)])
     return _concluded(module, op, tuple(figures.values()), _why(shadow, module, own))
+
+
+def _by_program(shadow: Shadow, module: str) -> dict[Site, Introduced] | None:
+    """The figures that the reference's own program gives; None where it has none, or says nothing of an output."""
+    if find_spec("torch") is None:
+        return None
+    from ..program.read_program import read_program
+    from .by_program import ByProgram
+
+    program = read_program(shadow.sources.reference)
+    figures = {} if program is None else ByProgram(program, shadow.sources, module).figures()
+    return figures if any(site.phase == "fwd" for site in figures) else None
 
 
 def _made_by(shadow: Shadow, site: Site, module: str) -> bool:
