@@ -14,7 +14,8 @@ import torch
 import firstdrift as fd
 from firstdrift.errors import CaptureError
 from firstdrift.program.calls import Call
-from firstdrift.program.interpreter import Interpreter, NotReplayableError, as_recorded
+from firstdrift.program.interpreter import Interpreter, NotReplayableError
+from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.read_program import read_program
 
 HERE = Path(__file__).parent

@@ -7,7 +7,8 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.program.calls import Call, Leaf
-from firstdrift.program.interpreter import Interpreter, NotReplayableError, as_recorded
+from firstdrift.program.interpreter import Interpreter, NotReplayableError
+from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.read_program import read_program
 
 WIDTH = 6

@@ -9,7 +9,8 @@ from torch import nn
 import firstdrift as fd
 from firstdrift.program.calls import Call
 from firstdrift.program.cuts import Cuts
-from firstdrift.program.interpreter import Interpreter, NotReplayableError, as_recorded
+from firstdrift.program.interpreter import Interpreter, NotReplayableError
+from firstdrift.program.process_settings import as_recorded
 
 
 class Attention(nn.Module):

@@ -13,7 +13,8 @@ from replaying import array_bits, bits_of, mlp, record_training
 import firstdrift as fd
 from firstdrift.errors import FirstdriftError
 from firstdrift.program.calls import Ref
-from firstdrift.program.interpreter import Interpreter, NotReplayableError, as_recorded, operation
+from firstdrift.program.interpreter import Interpreter, NotReplayableError, operation
+from firstdrift.program.process_settings import as_recorded
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import firstdrift as fd
 from firstdrift.program.calls import Bytes, Inline, Missing, Ref
-from firstdrift.program.interpreter import as_recorded
+from firstdrift.program.process_settings import as_recorded
 
 # In place, views, memory.
 

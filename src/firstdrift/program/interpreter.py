@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from ..dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
 from ..errors import FirstdriftError
 from ..sites import Site
-from ..strict_json import NON_FINITE, Json
+from ..strict_json import NON_FINITE
 from ..traces import Array, Trace
 from .calls import Bytes, Call, Earlier, Inline, Leaf, Missing, Node, Ref, Step, Type, reads
 from .cuts import Cut, type_of
@@ -166,6 +165,8 @@ class Interpreter:
         if facts.draws:
             raise NotReplayableError(f"{call.op} draws random numbers, and what it drew was not stored")
         args = _decoded(call.args, self.value, exact=self._exact)
+        if facts.base == "detach_":  # which refuses views, as every value is here
+            return [torch.ops.aten.alias(args[0])]
         kwargs = {name: _decoded(item, self.value, exact=self._exact) for name, item in call.kwargs.items()}
         results: Values = ()
         for gradients in (False, True):  # some operations keep more where gradients will be asked for
@@ -191,18 +192,6 @@ class Interpreter:
         results = rest(_decoded(call.args, self.value, exact=self._exact), given[1])
         _check(call, results, exact=self._exact)
         return results
-
-
-@contextmanager
-def as_recorded(header: Mapping[str, Json]) -> Iterator[None]:
-    """With as many threads as the run had: sums are split among them, which changes how they round."""
-    threads, before = header.get("threads"), torch.get_num_threads()
-    if type(threads) is int and 0 < threads <= 4096:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @cache
@@ -319,23 +308,26 @@ def _with_copies(facts: Facts, args: list[Any], kwargs: dict[str, Any]) -> tuple
     if facts.unsaid is not None and args[facts.unsaid[1]]:
         written += [(at, "") for at in facts.unsaid[0]]
     args, kwargs = list(args), dict(kwargs)
+    copies: dict[int, torch.Tensor] = {}  # of a tensor that is given twice, one
     for at, name in written:
         if at < len(args):
-            args[at] = _copied(args[at], facts.reshapes)
+            args[at] = _copied(args[at], facts.reshapes, copies)
         elif name in kwargs:
-            kwargs[name] = _copied(kwargs[name], facts.reshapes)
+            kwargs[name] = _copied(kwargs[name], facts.reshapes, copies)
     return args, kwargs
 
 
-def _copied(item: Any, reshapes: bool) -> Any:
+def _copied(item: Any, reshapes: bool, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(item, list):
-        return [_copied(one, reshapes) for one in item]
+        return [_copied(one, reshapes, copies) for one in item]
     if not isinstance(item, torch.Tensor):
         return item
     if reshapes:
         return torch.ops.aten.alias(item)
-    # With the same strides, gaps included: a kernel that meets gaps may round otherwise.
-    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).copy_(item)
+    if id(item) not in copies:  # with the same strides, gaps included: a kernel that meets gaps may round otherwise
+        empty = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device)
+        copies[id(item)] = empty.copy_(item)
+    return copies[id(item)]
 
 
 def _needs(node: Node) -> list[Ref]:
@@ -367,12 +359,18 @@ def _check(call: Call, results: Values, *, exact: bool) -> None:
 
 
 def _native_dropout(args: Any, mask: torch.Tensor) -> Values:
-    keep = 1.0 - args[1]
     mask = mask.to(torch.bool)
+    if args[2:3] == [False]:  # not training: nothing was dropped
+        return [args[0].clone(), mask]
+    keep = 1.0 - args[1]
     return [(args[0] * mask).mul_(0.0 if keep == 0.0 else 1.0 / keep), mask]
 
 
 def _rrelu(args: Any, noise: torch.Tensor) -> Values:
+    training = args[4] if len(args) > 4 else False
+    if not training:  # nothing was drawn, and the noise was not read
+        lower, upper = (args[2:4] + [1 / 8, 1 / 3][len(args[2:4]) :])[:2]
+        return [torch.nn.functional.leaky_relu(args[0], (lower + upper) / 2), noise]
     return [torch.where(args[0] <= 0, args[0] * noise, args[0]), noise]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..program.calls import Call, Program, Ref, Step
 from ..program.cuts import Cut, Cuts, type_of
-from ..program.interpreter import Interpreter, NotReplayableError, as_recorded
+from ..program.interpreter import Interpreter, NotReplayableError
+from ..program.process_settings import as_recorded
 from ..sites import Site
 from ..traces import Array
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short

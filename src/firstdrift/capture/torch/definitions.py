@@ -37,10 +37,11 @@ class Definitions:
         key: Any = geometry[:3] if tensor.is_cpu else (*geometry[:3], tensor.device)
         number = self._types.get(key)
         if number is None:
-            number = self._types[key] = len(self._types)
+            number = len(self._types)
             dtype, shape, strides = geometry[:3]
             known = None if _is_c_order(shape, strides) else tuple(strides)
             self._new.append(type_text(number, Type(dtype_text(dtype), tuple(shape), known, str(tensor.device))))
+            self._types[key] = number
         return number
 
     def function(self, name: str) -> int:

@@ -9,6 +9,8 @@ from torch.overrides import resolve_name
 # Numbers leave a tensor, and no operation says so.
 READS = frozenset({"torch.Tensor.tolist", "torch.Tensor.numpy", "torch.Tensor.__array__", "torch.Tensor.__dlpack__"})
 SHARES = READS - {"torch.Tensor.tolist"}
+# Python writes to a tensor element by element, and no operation says so.
+WRITES = frozenset({"torch.Tensor.apply_", "torch.Tensor.map_", "torch.Tensor.map2_"})
 # Looking at a tensor, not at its numbers; and what takes whole lists, which the operation inside holds as a tensor.
 _SILENT = frozenset({
     "__len__", "__hash__", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dir__", "dim",

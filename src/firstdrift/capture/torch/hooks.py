@@ -21,6 +21,7 @@ from torch._guards import TracingContext
 from torch.autograd.graph import GradientEdge
 
 from ... import taps
+from .modes import functions_aside
 from .ops import unseen
 from .turns import in_backward as in_backward
 from .turns import this_thread
@@ -52,6 +53,8 @@ _observers: tuple[Observer, ...] = ()  # replaced and never changed, because thr
 _undo: list[Undo] = []  # how to take away what is installed
 _lock = threading.Lock()  # held while either of them changes
 _quiet = _Quiet()
+# Modules that look for a mode of functions, and take a slower way where there is one; of the model or not.
+_LOOK_FOR_MODES = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 
 
 def add(observer: Observer) -> None:
@@ -147,6 +150,7 @@ def _watched_call(original: Callable[..., Any]) -> Callable[..., Any]:
         told = () if _quiet.on else [observer for observer in _observers if observer.follows(self)]
         for observer in told:
             observer.enter(self, args, kwargs)
+        back = functions_aside() if isinstance(self, _LOOK_FOR_MODES) and not self.training else None
         try:
             # Of compiled code only what goes in and comes out is seen, and it must not be compiled for being watched.
             with _uninstalled() if is_compiled(self) else nullcontext():
@@ -155,6 +159,9 @@ def _watched_call(original: Callable[..., Any]) -> Callable[..., Any]:
             for observer in told:
                 observer.fail(self, error)
             raise
+        finally:
+            if back is not None:
+                back()
         for observer in told:
             observer.leave(self, output)
         return output

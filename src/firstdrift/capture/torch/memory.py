@@ -86,9 +86,7 @@ class Memory:
             storage = self._unless_written(key, storage, tensor)
         if storage is None:
             found = self._leaf(tensor, key, geometry)
-            self.add(key, tensor, geometry, found)
-            if not tensor.untyped_storage().resizable():  # memory of somebody else's, as numpy's is
-                self.share(tensor)
+            self.given(key, tensor, geometry, found)
             return found
         known = storage.known.get(geometry)
         return self._derived(storage, tensor, key, geometry) if known is None else known
@@ -131,8 +129,9 @@ class Memory:
         elif storage.whole is not None and _covers(storage.span, geometry):
             storage.known.clear()
             storage.pending.append((geometry, ref))
-        else:  # memory that was never seen as a whole: only this part of it is known now
-            storage.known = {geometry: ref}
+        else:  # memory that was never seen as a whole: this part of it is known now, and what lies beside it
+            storage.known = {other: value for other, value in storage.known.items() if _are_apart(other, geometry)}
+            storage.known[geometry] = ref
             storage.whole = None
         if storage is not None and storage.shared is not None:
             self.share(tensor)
@@ -147,6 +146,12 @@ class Memory:
     def forget(self, tensor: torch.Tensor) -> None:
         """Somebody whom we do not see may have written to a tensor."""
         self._storages.pop(geometry_of(tensor)[0], None)
+
+    def given(self, key: int, tensor: torch.Tensor, geometry: Geometry, ref: str) -> None:
+        """A tensor that no call of this step made, in memory of which nothing was known."""
+        self.add(key, tensor, geometry, ref)
+        if not tensor.untyped_storage().resizable():  # memory of somebody else's, as numpy's is
+            self.share(tensor)
 
     def add(self, key: int, tensor: torch.Tensor, geometry: Geometry, ref: str) -> None:
         """A tensor in memory of which nothing was known."""
@@ -204,6 +209,12 @@ def _covers(span: Geometry, other: Geometry) -> bool:
     same = span[0] == other[0] and not span[4] and not other[4]
     is_dense = _end(span) - span[3] == prod(span[1])
     return same and is_dense and span[3] <= other[3] and _end(other) <= _end(span)
+
+
+def _are_apart(one: Geometry, other: Geometry) -> bool:
+    """Whether two tensors of one storage lie behind each other, in bytes."""
+    size, other_size = one[0].itemsize, other[0].itemsize
+    return _end(one) * size <= other[3] * other_size or _end(other) * other_size <= one[3] * size
 
 
 def _checksum(tensor: torch.Tensor) -> int:

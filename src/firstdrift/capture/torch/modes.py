@@ -118,6 +118,11 @@ class Modes:
         self._take(functions=functions, operations=operations)
         return lambda: self._put_back(functions=functions, operations=operations) if self.watching else None
 
+    def open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call of an operation so that those it consists of are seen; for use inside such a call."""
+        with self._operations:
+            return func.decompose(*args, **kwargs)
+
     def unseen(self, given: Any) -> Callable[[], None]:
         """The same, and say that what runs meanwhile is not seen."""
         return self._watcher.unseen(given, self.aside())
@@ -205,6 +210,17 @@ class Modes:
 def step_aside(given: Any) -> Callable[[], None]:
     """Take all modes of ours away from this thread for code in which they must not be; what is returned ends that."""
     back = [modes.unseen(given) for modes in list(_watching) if modes.watching]
+
+    def end() -> None:
+        for one in reversed(back):
+            one()
+
+    return end
+
+
+def functions_aside() -> Callable[[], None]:
+    """Take our modes of functions away from this thread; what is returned puts them back."""
+    back = [modes.aside(operations=False) for modes in list(_watching)]
 
     def end() -> None:
         for one in reversed(back):

@@ -16,7 +16,7 @@ from ...strict_json import encode
 from .memory import Geometry, Held, geometry_of
 from .names import parameters_of
 from .run import Run
-from .values import NotComparableError, array_of, version_of
+from .values import NotComparableError, array_of, version_of, without_values
 
 _FULL = '"missing":"the disk was full"'
 
@@ -68,7 +68,10 @@ class Leaves:
         """Where random numbers are, so that nobody has to draw them again; `bits` of them is one an element."""
         if (why := self._why_not_stored(None)) is not None:
             return f'"missing":{encode(why)}'
-        array = array_of(tensor)
+        try:
+            array = array_of(tensor)
+        except NotComparableError as error:
+            return f'"missing":{encode(str(error))}'
         if bits:
             array = np.packbits(np.ascontiguousarray(array).reshape(-1) != 0)
         stored = self._run.recorder.store_for_program(array, "random numbers")
@@ -105,7 +108,7 @@ class Leaves:
         if owner is None:
             return ""
         for name, item in vars(owner[1]).items():
-            if isinstance(item, torch.Tensor) and item.data_ptr() == tensor.data_ptr():
+            if isinstance(item, torch.Tensor) and without_values(item) is None and item.data_ptr() == tensor.data_ptr():
                 return f',"name":{encode(f"{owner[0]}.{name}" if owner[0] else name)}'
         return ""
 

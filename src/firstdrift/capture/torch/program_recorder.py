@@ -21,12 +21,13 @@ from torch.autograd.function import BackwardCFunction
 from ...errors import StorageError
 from ...program.line_templates import VERSION, ref_text, site_text
 from ...program.op_facts import Facts, facts_of, flat, results_of, written_by
+from ...program.process_settings import flushes_denormals
 from ...program.repeats import Whole
 from ...sites import Site
 from ...strict_json import Json, encode
-from .arguments import encoded, encoded_by_name, lost
+from .arguments import dtype_text, encoded, encoded_by_name, lost
 from .definitions import Definitions
-from .functions import READS, SHARES, Functions
+from .functions import READS, SHARES, WRITES, Functions
 from .hooks import is_compiled
 from .memory import Geometry, Memory, geometry_of
 from .modes import Modes
@@ -49,11 +50,6 @@ _sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: i
 _autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 _STRIDED = torch.strided
 _without_functions = torch._C.DisableTorchFunction
-
-
-# Modules that look for a mode of functions, and take a slower way where there is one.
-_LOOK_FOR_MODES = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
-
 
 _Given = tuple[tuple[Any, ...], Mapping[str, Any], str]  # to a call, and as text
 
@@ -189,6 +185,8 @@ class ProgramRecorder:
         facts = self._facts.get(id(func)) or self._safely(self._learn, func)
         if facts is None or facts.is_silent:
             return func(*args, **kwargs)
+        if facts.opens and torch.is_inference_mode_enabled():
+            return self.modes.open(func, args, kwargs)
         above, self._given_above = self._given_above, None
         if above is not None and _are_same(args, above[0]) and _are_same_by_name(kwargs, above[1]):
             given = above[2]  # of the function, which is this one operation
@@ -216,6 +214,9 @@ class ProgramRecorder:
         self, name: str, given: str, given_to: tuple[Any, ...], first: int, calls: int, returned: Any
     ) -> None:
         made = self._calls - calls
+        if name in WRITES:
+            self.note(f"{name} wrote to a tensor by calling Python; what it wrote is given, not computed")
+            self.forget(flat(given_to[:1]))
         reads = name in READS
         if not made and not reads:
             return
@@ -347,7 +348,7 @@ class ProgramRecorder:
         if value is not None:
             self.site_is(site, value)
         elif site.phase not in _NEVER_GIVEN:
-            self._memory.add(key, tensor, geometry, self._new_leaf(tensor, geometry, f'"site":{self._text_of(site)}'))
+            self._memory.given(key, tensor, geometry, self._new_leaf(tensor, geometry, f'"site":{self._text_of(site)}'))
         if site.phase in _LATER:
             self._leaves.leaves(site, key, geometry, tensor)
 
@@ -399,8 +400,6 @@ class ProgramRecorder:
             self.note(f"{self._run.names.get(module, '') or 'the model'}: {how}; its calls are not in the program")
             inside = (given, list(module.parameters()))
             return self._unseen(inside, list(module.buffers()), self.modes.aside())
-        if isinstance(module, _LOOK_FOR_MODES) and not module.training:
-            return self.modes.aside(operations=False)
         return None
 
     def unseen(self, given: Any, back: Callable[[], None]) -> Callable[[], None]:
@@ -479,7 +478,13 @@ def _outside_transforms() -> AbstractContextManager[None]:
 
 
 def _header() -> dict[str, Json]:
-    return {"program": VERSION, "engine": f"torch {torch.__version__}", "threads": torch.get_num_threads()}
+    header: dict[str, Json] = {"program": VERSION, "engine": f"torch {torch.__version__}"}
+    header["threads"] = torch.get_num_threads()
+    if torch.get_default_dtype() != torch.float32:
+        header["default_dtype"] = dtype_text(torch.get_default_dtype())
+    if flushes_denormals():
+        header["flush_denormal"] = True
+    return header
 
 
 def _are_same(args: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
