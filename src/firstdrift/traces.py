@@ -7,9 +7,9 @@ that opening a trace costs memory for its index alone.
 from __future__ import annotations
 
 import mmap
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,34 @@ def doubts(trace: Trace) -> dict[str, Json]:
     return {key: sentences for key, sentences in said.items() if sentences}
 
 
+class DataFiles:
+    """The files that tensors lie in, mapped when asked for; a trace and what is derived from it share them.
+
+    It knows no trace: a cycle would keep maps and descriptors until the garbage collector comes by.
+    """
+
+    def __init__(self, path_of: Callable[[int], Path]) -> None:
+        self._path_of = path_of
+        self._cwd = Path.cwd()  # a relative path means what it meant when the trace was opened
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()  # the one asked for last is last
+
+    def mapped(self, number: int) -> mmap.mmap:
+        """One of the files; those that were asked for last stay mapped."""
+        if number not in self._maps:
+            self._maps[number] = self._map(self._cwd / self._path_of(number))
+            if len(self._maps) > MAPS_KEPT:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(number)
+        return self._maps[number]
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with storage(path, "read it", "check that it still exists and that you may read it"), open(path, "rb") as file:
+            try:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:  # an empty file cannot be mapped
+                raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
+
+
 class Trace:
     """A recorded run: `records` in causal order (`lines` as written), `array(record)` for the numbers.
 
@@ -51,6 +79,7 @@ class Trace:
         problems: Sequence[str] = (),
         notes: Sequence[str] = (),
         special: Mapping[Site, Callable[[], Array]] | None = None,
+        data: DataFiles | None = None,
     ) -> None:
         self.path = path
         self.format = format
@@ -60,9 +89,8 @@ class Trace:
         self.lines = lines
         self.records: list[Record] = causal_order(lines)
         self._files = files
-        self._cwd = Path.cwd()  # a relative path means what it meant when the trace was opened
+        self._data = DataFiles(files) if data is None else data
         self._special = special or {}
-        self._map = lru_cache(maxsize=MAPS_KEPT)(self._map_file)
         self._by_site: dict[Site, Record] | None = None
 
     @property
@@ -114,7 +142,7 @@ class Trace:
             empty = np.empty(shape, kind)
             empty.flags.writeable = False
             return empty
-        mapped = self._map(number)
+        mapped = self._data.mapped(number)
         if len(mapped) < offset + nbytes:
             raise FormatError(
                 f"{self._files(number)}: {what} needs bytes {offset} to {offset + nbytes} but the file now has "
@@ -163,21 +191,13 @@ class Trace:
         return Trace(
             self.path, self.format, lines, self._files,
             header={key: item for key, item in self.header.items() if key not in ("problems", "notes")},
-            problems=problems, notes=self.notes, special=self._special,
+            problems=problems, notes=self.notes, special=self._special, data=self._data,
         )  # fmt: skip
 
     def _sites(self) -> dict[Site, Record]:
         if self._by_site is None:
             self._by_site = {record.site: record for record in self.records}
         return self._by_site
-
-    def _map_file(self, number: int) -> mmap.mmap:
-        path = self._cwd / self._files(number)
-        with storage(path, "read it", "check that it still exists and that you may read it"), open(path, "rb") as file:
-            try:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:  # an empty file cannot be mapped
-                raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
 
 
 def _renamed(record: Record, site: Callable[[Site], Site]) -> Record:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..capture.torch.names import modules_of, numbered_arguments, parameters_of
 from ..capture.torch.updates import steps_under_way
@@ -62,28 +63,34 @@ def replay(side: Side, candidate: Trace, path: Path, plan: Plan | None = None) -
 def _replayed(side: Side, candidate: Trace, path: Path, plan: Plan | None) -> Trace:
     model = side.copied()
     optimizer = side.made_optimizer(model)
-    with Writer(path) as writer, randomness_kept(), side.environment():
-        forcing = _Forcing(model, candidate, writer, plan or Plan(), side.sites)
+    with (
+        Writer(path) as writer, randomness_kept(), side.environment(),
+        _Forcing(model, candidate, writer, plan or Plan(), side.sites) as forcing,
+    ):  # fmt: skip
         if optimizer is not None:
-            optimizer.register_step_pre_hook(lambda one, *said: forcing.see_gradients(one))
+            forcing.watch(optimizer)
         for step in range(side.steps):
             forcing.begin_step(step)
             side.begin_step()
-            output = side.forward(model)
-            if side.loss_fn is not None:
-                loss = side.loss(output)
-                forcing.lose(loss)
-                with forcing.backward():
-                    loss.backward()
-                forcing.write_gradients()
-            if optimizer is not None:
-                forcing.hand_gradients("grad")
-                optimizer.step()
-                forcing.write_updates(optimizer.state)
-                optimizer.zero_grad(set_to_none=True)
-            else:
-                forcing.write_updates({})
+            _run_step(side, model, optimizer, forcing)
     return open_trace(path)
+
+
+def _run_step(side: Side, model: nn.Module, optimizer: torch.optim.Optimizer | None, forcing: _Forcing) -> None:
+    output = side.forward(model)
+    if side.loss_fn is not None:
+        loss = side.loss(output)
+        forcing.lose(loss)
+        with forcing.backward():
+            loss.backward()
+        forcing.write_gradients()
+    if optimizer is not None:
+        forcing.hand_gradients("grad")
+        optimizer.step()
+        forcing.write_updates(optimizer.state)
+        optimizer.zero_grad(set_to_none=True)
+    else:
+        forcing.write_updates({})
 
 
 class _Replace(torch.autograd.Function):
@@ -113,9 +120,26 @@ class _Forcing:
         self.stack: list[tuple[int, dict[int, int]]] = []  # calls that have not returned, and what they were handed
         self.hidden = 0  # opaque modules that have been entered and not left
         self.same: dict[tuple[int, object], torch.Tensor] = {}  # tensors handed to one call more than once
+        self.handles: list[RemovableHandle] = []
         for module, name in modules_of(model).items():
-            module.register_forward_pre_hook(self._enter(name), with_kwargs=True, prepend=True)
-            module.register_forward_hook(self._leave(name), with_kwargs=True)
+            self.handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True, prepend=True))
+            self.handles.append(module.register_forward_hook(self._leave(name), with_kwargs=True))
+
+    def __enter__(self) -> _Forcing:
+        return self
+
+    def __exit__(self, *said: object) -> None:
+        """Let go of everything. A hook of a tensor holds this, which holds the tensor: a cycle through the graph of
+        autograd, where the garbage collector does not look, would keep the candidate's trace for good."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self.same.clear()
+        self.stack.clear()
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """See what the optimizer is handed."""
+        self.handles.append(optimizer.register_step_pre_hook(lambda one, *said: self.see_gradients(one)))
 
     def begin_step(self, step: int) -> None:
         """Every step starts from the candidate's own weights: what it made of them before is judged there."""
@@ -197,7 +221,7 @@ class _Forcing:
         if given.requires_grad and not site.port.startswith("in."):
             if given is arriving:
                 given = given.view_as(given)  # a hook of its own, whoever else looks at this tensor
-            given.register_hook(self._gradient(site._replace(phase="agrad")))
+            self.handles.append(given.register_hook(self._gradient(site._replace(phase="agrad"))))
         return given
 
     def _gradient(self, site: Site) -> Callable[[torch.Tensor], torch.Tensor | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import sqrt
 
 import numpy as np
@@ -103,9 +103,7 @@ class Shadow:
 
     def fitted(self, site: Site) -> Replayable | None:
         """How the reference computed a forward site, as far as its first rows tell."""
-        if site not in self._forward:
-            self._forward[site] = fit(self.sources, site)
-        return self._forward[site]
+        return _fitted(self.sources, self._forward, site)
 
     def expected_at(self, site: Site) -> Evidence | None:
         """What the reference makes of the candidate's inputs at a site, for the search for causes."""
@@ -184,7 +182,8 @@ class Shadow:
 
     @cached_property
     def _backward(self) -> Backward:
-        return Backward(self.sources, self.fitted)
+        # Not handed a method: it would know whoever keeps it, and the two would keep both traces' files open.
+        return Backward(self.sources, partial(_fitted, self.sources, self._forward))
 
     @cached_property
     def _steps(self) -> Steps:
@@ -250,6 +249,12 @@ def replay(
 ) -> Mapping[Site, Introduced]:
     """The errors that each site of two aligned traces introduced and inherited, wherever it can be replayed."""
     return Shadow(reference, candidate, pairs).replay(advance=advance)
+
+
+def _fitted(sources: Sources, known: dict[Site, Replayable | None], site: Site) -> Replayable | None:
+    if site not in known:
+        known[site] = fit(sources, site)
+    return known[site]
 
 
 def _alike(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> bool:

@@ -7,9 +7,9 @@ two is a drift where the inputs were clean, and inherited where they were not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,8 @@ class _Court:
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
+        # No method: those that are handed it are kept here, and would keep both traces' files open with themselves.
+        self.error = partial(_error_of, self.results, settled, inside)
 
     @cached_property
     def behind_flips(self) -> BehindFlips:
@@ -354,10 +356,6 @@ class _Court:
         limit = self.limits.limit(self.items[result.site], producers, inherited)
         return (result.error or 0.0) <= limit and (result.measurement is None or result.measurement.nonfinite_agree)
 
-    def error(self, site: Site) -> float:
-        """The error of a site that was judged already; a layout of its own is none."""
-        return 0.0 if site in self.settled or site in self.inside else self.results[site].error or 0.0
-
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""
         for other in self.drifts:
@@ -392,3 +390,10 @@ def _nonfinite(measurement: Measurement) -> str:
 def _below(parameter: str, module: str) -> bool:
     """Whether a module's output is computed with a parameter: its own, or one inside it."""
     return module == parameter or parameter.startswith(f"{module}.") or module == ""
+
+
+def _error_of(
+    results: Mapping[Site, PairResult], settled: Container[Site], inside: Container[Site], site: Site
+) -> float:  # fmt: skip
+    """The error of a site that was judged already; a layout of its own is none."""
+    return 0.0 if site in settled or site in inside else results[site].error or 0.0

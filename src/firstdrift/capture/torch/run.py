@@ -104,6 +104,11 @@ class Run:
         self._classes = {name: classes_of(module) for module, name in self.names.items()}
         self._taken.clear()
 
+    def forget_model(self) -> None:
+        """Keep nothing of a model that is no longer watched."""
+        self.model = nn.Module()
+        self.names = {}
+
     def takes(self, phase: str, name: str) -> bool:
         """Whether tensors of a phase are recorded at a module, or at what lies inside one."""
         if phase not in self.scope.phases:

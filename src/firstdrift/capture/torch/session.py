@@ -325,7 +325,15 @@ class Tracing:
         self.run.turn.open = self.run.recording = False
         if self.run.turn.is_idle():  # a thread that is still inside the model leaves by itself
             self.forward.unwind()
+            self._forget_model()
         self.backward.close()
+
+    def _forget_model(self) -> None:
+        """This and its parts know each other, so that they stay until the garbage collector comes by; weights do not
+        have to wait for it."""
+        self.run.forget_model()
+        self.updates.forget_optimizers()
+        del self._open_recorder  # which writes them into a header
 
     def _take_away(self) -> None:
         hooks.remove(self)

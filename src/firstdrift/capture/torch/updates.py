@@ -101,6 +101,11 @@ class Updates:
             handle.remove()
         self._handles.clear()
 
+    def forget_optimizers(self) -> None:
+        """Keep nothing of optimizers that are no longer listened to."""
+        self.optimizers = ()
+        self._buffers.clear()
+
     @property
     def stepping(self) -> bool:
         """Whether an optimizer's step is running, whose closure may call the model again and again."""
