@@ -25,6 +25,13 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "firstdrift._guard",
+            sources=["src/firstdrift/guard.c"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

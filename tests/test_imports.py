@@ -40,11 +40,12 @@ LAYERS = [
     {"store", "aprt"},
     {"stale"},
     {"traces", "stages", "atomic"},
+    {"mapped"},
     {"scratch", "arrays"},
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},
-    {"errors", "_version", "taps"},
+    {"errors", "_version", "taps", "_guard"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 

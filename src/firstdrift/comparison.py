@@ -28,7 +28,7 @@ from .outcome import Compared, compose
 from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
-from .traces import Trace
+from .traces import Trace, unchanged
 from .verdict.graph import Graph
 from .verdict.introduced import Introduced, settle
 from .verdict.judge import judge
@@ -78,7 +78,8 @@ def align_traces(
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[Measured]:
     """The measurements of every pair, in causal order, as data; `options` as in `diff`, as far as they align."""
     opened = align_traces(reference, candidate, **options)  # type: ignore[arg-type]
-    return list(measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate))
+    with unchanged(opened.reference, opened.candidate):
+        return list(measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate))
 
 
 def diff(
@@ -101,6 +102,15 @@ def diff(
         reference, candidate, map=map, only=only, phases=phases, ignore=ignore, batch=batch, order=order,
         reference_reduction=reference_reduction, candidate_reduction=candidate_reduction,
     )  # fmt: skip
+    arbiter = None if truth is None else _open(truth, order)
+    with unchanged(opened.reference, opened.candidate, *([] if arbiter is None else [arbiter])):
+        return _compared(opened, arbiter, verify, rule, abs_floor, tuple(allow_missing), advance)
+
+
+def _compared(
+    opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float, allow_missing: tuple[str, ...],
+    advance: Callable[[int], None] | None,
+) -> Result:  # fmt: skip
     ours, theirs = opened.reference, opened.candidate
     if verify:
         ours = ours.with_problems(compare_checksums(ours))
@@ -108,7 +118,7 @@ def diff(
     alignment = opened.alignment
     measured = list(measure_pairs(alignment.pairs, ours, theirs, advance or (lambda nbytes: None)))
     graph = Graph(ours, alignment.pairs)
-    truths = _truths(measured, ours, theirs, _open(truth, order)) if truth is not None else None
+    truths = _truths(measured, ours, theirs, truth) if truth is not None else None
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
     compared = Compared(ours, theirs, alignment, graph)
     shadow = None
@@ -121,7 +131,7 @@ def diff(
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
         judged = settle(judged, _introduced(shadow, judged), graph, layouts)
     why = partial(_explain, compared=compared, shadow=shadow)
-    return compose(judged, measured, compared, tuple(allow_missing), why)
+    return compose(judged, measured, compared, allow_missing, why)
 
 
 def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Trace) -> dict[Site, Truth]:

@@ -21,6 +21,7 @@ from .aprt import HEADER_BYTES, StageHeader, is_stage_file, read_header
 from .compare.result import Verdict
 from .dtypes import roundoff
 from .errors import FirstdriftError, FormatError, storage
+from .mapped import MappedFile
 from .stages import ALIASES, INDEX_PAYLOAD, PRODUCERS
 from .verdict.noise import local_limit
 
@@ -118,12 +119,16 @@ def diff_stage_files(
     """
     a, b = os.fspath(path_a), os.fspath(path_b)
     header = _common_header(a, b)
-    left, right = _map(a, header), _map(b, header)
+    files = MappedFile(Path(a)), MappedFile(Path(b))
+    left, right = (_values(file, header) for file in files)
     measurement = measure(left, right, full=False)
     sums = _walk(left, right)
     integers = any(_stage(path) in INDEX_PAYLOAD for path in (a, b))
     limit_of_noise = noise_limit(header.dim_product)
     verdict, reason = _judge_ids(left, right) if integers else _judge(measurement, limit_of_noise)
+    top = _top_diffs(left, right, max(limit, 1))
+    for file in files:
+        file.check_unchanged()
     return StageDiff(
         path_a=a,
         path_b=b,
@@ -133,7 +138,7 @@ def diff_stage_files(
         max_abs_diff_index=sums.max_index,
         rms_diff=None if integers else sums.rms(header.dim_product),
         cosine_sim=None if integers else sums.cosine(),
-        top_diffs=_top_diffs(left, right, max(limit, 1)),
+        top_diffs=top,
         integers=integers,
         measurement=measurement,
         noise_limit=0.0 if integers else limit_of_noise,
@@ -183,14 +188,8 @@ def _other_stage(a: str, b: str) -> str:
     return f"; note that by their names these are two stages, {left} and {right}"
 
 
-def _map(path: str, header: StageHeader) -> Values:
-    if not header.dim_product:
-        return np.empty(0, np.float32)
-    with storage(path, "read the stage file", "check the path"):
-        try:
-            return np.asarray(np.memmap(path, "<f4", "r", HEADER_BYTES, (header.dim_product,)))
-        except ValueError:  # shorter than a moment ago
-            raise FormatError(f"{path}: the file changed while it was read; try again") from None
+def _values(file: MappedFile, header: StageHeader) -> Values:
+    return file.view(HEADER_BYTES, 4 * header.dim_product).view("<f4")
 
 
 def _chunks(left: Values, right: Values) -> Iterator[tuple[int, Values, Values, Values]]:

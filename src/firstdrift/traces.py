@@ -6,9 +6,9 @@ that opening a trace costs memory for its index alone.
 
 from __future__ import annotations
 
-import mmap
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from .causality import causal_order, stating_order
 from .dtypes import numpy_dtype
-from .errors import FormatError, SelectionError, storage
+from .errors import FormatError, SelectionError
+from .mapped import MappedFile, Stamp, check_stamp, stamp_of
 from .records import At, Record
 from .sites import Site
 from .strict_json import Json
 
 Array = NDArray[np.generic]
-MAPS_KEPT = 64  # a mapping holds a file descriptor; a directory of npy files has thousands
+MAPS_KEPT = 32  # each holds two file descriptors; a directory of npy files has thousands
 
 
 def doubts(trace: Trace) -> dict[str, Json]:
@@ -35,29 +36,61 @@ def doubts(trace: Trace) -> dict[str, Json]:
 class DataFiles:
     """The files that tensors lie in, mapped when asked for; a trace and what is derived from it share them.
 
-    It knows no trace: a cycle would keep maps and descriptors until the garbage collector comes by.
+    It knows no trace: a cycle would keep maps and descriptors until the garbage collector comes by. Files of a trace
+    that is still written may become longer; all others stay what they were when the trace was opened.
     """
 
-    def __init__(self, path_of: Callable[[int], Path]) -> None:
+    def __init__(self, path_of: Callable[[int], Path], numbers: Iterable[int] = (), *, grows: bool = False) -> None:
         self._path_of = path_of
         self._cwd = Path.cwd()  # a relative path means what it meant when the trace was opened
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()  # the one asked for last is last
+        self._grows = grows
+        self._stamps = {number: stamp for number in numbers if (stamp := self._now(number)) is not None}
+        self._read: set[int] = set()
+        self._open: OrderedDict[int, MappedFile] = OrderedDict()  # the one asked for last is last
 
-    def mapped(self, number: int) -> mmap.mmap:
-        """One of the files; those that were asked for last stay mapped."""
-        if number not in self._maps:
-            self._maps[number] = self._map(self._cwd / self._path_of(number))
-            if len(self._maps) > MAPS_KEPT:
-                self._maps.popitem(last=False)
-        self._maps.move_to_end(number)
-        return self._maps[number]
+    def file(self, number: int) -> MappedFile:
+        """One of the files; those that were asked for last stay open."""
+        if number not in self._open:
+            self._open[number] = MappedFile(self.path(number), self._stamps.get(number), grows=self._grows)
+            self._read.add(number)
+            if len(self._open) > MAPS_KEPT:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
 
-    def _map(self, path: Path) -> mmap.mmap:
-        with storage(path, "read it", "check that it still exists and that you may read it"), open(path, "rb") as file:
-            try:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:  # an empty file cannot be mapped
-                raise FormatError(f"{path}: the file is empty now; it was changed after opening") from None
+    def path(self, number: int) -> Path:
+        """Where a file is, whatever the working directory is now."""
+        return self._cwd / self._path_of(number)
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read if a file is no longer what it was; one that was only removed or replaced since is."""
+        for number in self._read:
+            if number in self._open:
+                self._open[number].check_unchanged()
+            elif number in self._stamps and (now := self._now(number)) is not None:
+                check_stamp(self.path(number), self._stamps[number], now, grows=self._grows)
+
+    def _now(self, number: int) -> Stamp | None:
+        try:
+            return stamp_of(self.path(number).stat())
+        except OSError:  # whoever reads it says what is wrong
+            return None
+
+
+@contextmanager
+def unchanged(*traces: Trace) -> Iterator[None]:
+    """What is made of traces inside counts only if their files stay what they were."""
+
+    def check() -> None:
+        for trace in traces:
+            trace.check_unchanged()
+
+    try:
+        yield
+    except Exception:  # perhaps only because numbers were lost
+        check()
+        raise
+    check()
 
 
 class Trace:
@@ -79,6 +112,7 @@ class Trace:
         problems: Sequence[str] = (),
         notes: Sequence[str] = (),
         special: Mapping[Site, Callable[[], Array]] | None = None,
+        grows: bool = False,
         data: DataFiles | None = None,
     ) -> None:
         self.path = path
@@ -89,7 +123,11 @@ class Trace:
         self.lines = lines
         self.records: list[Record] = causal_order(lines)
         self._files = files
-        self._data = DataFiles(files) if data is None else data
+        if data is None:
+            elsewhere = special or {}  # made when asked for, perhaps of no file at all
+            numbers = {one.at[0] for one in lines if one.at is not None and not (elsewhere and one.site in elsewhere)}
+            data = DataFiles(files, numbers, grows=grows)
+        self._data = data
         self._special = special or {}
         self._by_site: dict[Site, Record] | None = None
 
@@ -142,13 +180,17 @@ class Trace:
             empty = np.empty(shape, kind)
             empty.flags.writeable = False
             return empty
-        mapped = self._data.mapped(number)
-        if len(mapped) < offset + nbytes:
+        file = self._data.file(number)
+        if file.size < offset + nbytes:
             raise FormatError(
-                f"{self._files(number)}: {what} needs bytes {offset} to {offset + nbytes} but the file now has "
-                f"{len(mapped)}; it was changed after opening, open the trace again"
+                f"{file.path}: {what} needs bytes {offset} to {offset + nbytes} but the file now has {file.size}; it "
+                "was changed after opening, open the trace again"
             )
-        return np.frombuffer(mapped, kind, nbytes // kind.itemsize, offset).reshape(shape)
+        return file.view(offset, nbytes).view(kind).reshape(shape)
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read so far if a file was written to, or cut off, after the trace was opened."""
+        self._data.check_unchanged()
 
     def matching(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Record]:
         """The records whose name matches one of the globs `only` and whose phase matches one of `phases`."""

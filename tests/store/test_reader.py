@@ -225,7 +225,7 @@ def test_an_endless_line_is_refused_without_reading_it_all(path):
 def test_reading_a_file_that_shrank_after_opening_is_refused(path):
     trace = fd.open_trace(path)
     os.truncate(path / "data-00000.bin", 100)
-    with pytest.raises(fd.FormatError, match="changed after opening"):
+    with pytest.raises(fd.FormatError, match="was changed since \\(it has 100\\)"):
         trace.array(trace.records[2])
 
 

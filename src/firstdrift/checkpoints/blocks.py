@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import FormatError
+from ..mapped import Bytes
 from ..scratch import scratch
 from .checkpoint import Array
-from .mapped import Bytes
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 GEOMETRY = {"q4_k": (256, 144), "q6_k": (256, 210), "apr_q4": (32, 18)}  # elements and bytes of a block

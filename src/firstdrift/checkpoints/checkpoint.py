@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ..dtypes import ITEMSIZE
 from ..errors import FormatError, SelectionError
+from ..mapped import Bytes, MappedFile
 from ..sites import shown
 from ..strict_json import Json
-from .mapped import Bytes, MappedFile
 
 Array = NDArray[np.generic]
 MAX_DIMS = 64

@@ -8,12 +8,12 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import FormatError, TraceExistsError
+from ..mapped import Bytes
 from .about import metadata_for
 from .blocks import GEOMETRY
 from .checkpoint import Checkpoint, Entry
 from .hf_directory import FORMAT as HF
 from .hf_writer import weights_path, write_companions
-from .mapped import Bytes
 from .opening import open_checkpoint
 from .rounding import Rounding
 from .tensors import Tensor

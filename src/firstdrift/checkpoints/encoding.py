@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import FormatError
+from ..mapped import Bytes
 from .blocks import AT_ONCE, GEOMETRY, Floats, dequantize, quantized_bytes
 from .checkpoint import Array
-from .mapped import Bytes
 from .rounding import Rounding, difference
 
 LARGEST_HALF = 65504.0

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
+from ..mapped import Bytes, MappedFile
 from ..sites import shown
 from ..strict_json import Json
 from .checkpoint import Array, Checkpoint, Entry, count_elements, joined
 from .gguf_header import GgufHeader, TensorInfo, parse_gguf_header
 from .gguf_layout import Stored, heads_of, numbers, unpermuted
 from .gguf_names import FAMILIES, Family, Place, hf_name, place_of
-from .mapped import Bytes, MappedFile
 from .ties import tied_by_absence
 
 FORMAT = "gguf"

@@ -10,9 +10,9 @@ import struct
 from typing import NamedTuple
 
 from ..errors import FormatError
+from ..mapped import Bytes
 from ..sites import shown
 from ..strict_json import Json
-from .mapped import Bytes
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

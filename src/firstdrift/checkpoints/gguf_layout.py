@@ -12,12 +12,12 @@ import numpy as np
 
 from ..dtypes import numpy_dtype
 from ..errors import FormatError
+from ..mapped import Bytes
 from ..sites import shown
 from ..strict_json import Json
 from .blocks import AT_ONCE, GEOMETRY, dequantize, room_for
 from .checkpoint import Array, Entry
 from .gguf_names import Place
-from .mapped import Bytes
 
 ROTATED = ("blk.{}.attn_q", "blk.{}.attn_k")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from .mapped import MappedFile
+from ..mapped import MappedFile
 
 try:
     import fcntl

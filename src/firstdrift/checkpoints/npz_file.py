@@ -9,8 +9,8 @@ import numpy as np
 from ..dtypes import numpy_dtype
 from ..errors import FormatError
 from ..formats.npz import read_archive
+from ..mapped import MappedFile
 from .checkpoint import Array, Checkpoint, Entry
-from .mapped import MappedFile
 
 FORMAT = "npz"
 

@@ -8,11 +8,11 @@ from ..dtypes import numpy_dtype
 from ..errors import FormatError
 from ..formats.border import naming
 from ..formats.safetensors_file import DTYPES, INDEX_SUFFIX
+from ..mapped import MappedFile
 from ..sites import shown
 from ..strict_json import Json, decode_object
 from .checkpoint import Array, Checkpoint, Entry, joined, plain_bytes
 from .json_file import read_json_object
-from .mapped import MappedFile
 from .ties import declared_ties
 
 FORMAT = "safetensors"

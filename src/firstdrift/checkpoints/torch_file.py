@@ -9,11 +9,11 @@ from typing import Any
 from ..arrays import as_array
 from ..dtypes import dtype_name
 from ..errors import FirstdriftError, FormatError
+from ..mapped import MappedFile
 from ..sites import shown
 from ..strict_json import Json
 from .checkpoint import Array, Checkpoint, Entry, joined
 from .json_file import read_json_object
-from .mapped import MappedFile
 from .safetensors_file import MAX_INDEX_BYTES, check_shards, weight_map
 
 FORMAT = "pt"
@@ -37,6 +37,7 @@ def open_torch(path: Path) -> Checkpoint:
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
+        file.watch(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         same = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.numel() and same in stored:
             aliases[name] = stored[same]

@@ -156,6 +156,7 @@ def tensor_text(trace: Trace, record: Record, limit: int) -> str:
     numbers = asdict(stats(array))
     lines.append("  " + "  ".join(f"{key} {_number(item)}" for key, item in numbers.items()))
     values = np.array2string(array, threshold=limit, edgeitems=max(1, min(3, limit // 2)), max_line_width=78)
+    trace.check_unchanged()
     return "\n".join([*lines, *(f"  {line}" for line in values.split("\n"))])
 
 
@@ -228,4 +229,6 @@ def _tensor_json(trace: Trace, record: Record, limit: int) -> dict[str, Json]:
     array = trace.array(record)
     first = array.reshape(-1)[:limit] if array.flags.c_contiguous else array.flatten()[:limit]
     values = [[v.real, v.imag] for v in first.tolist()] if first.dtype.kind == "c" else first.tolist()
-    return said | {"measured": asdict(stats(array)), "values": values}
+    measured = asdict(stats(array))
+    trace.check_unchanged()
+    return said | {"measured": measured, "values": values}

@@ -73,6 +73,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
     for (layer, stage), record in targets.items():
         write_stage_file(path, layer, stage, trace.array(record))
         advance(record.nbytes)
+    trace.check_unchanged()
     flattened = sum(len(record.shape or ()) != 1 for record in targets.values())
     return [
         *([f"{flattened} tensors were flattened: APRT holds no shapes"] if flattened else []),

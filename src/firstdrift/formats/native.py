@@ -58,4 +58,5 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 stats = record.details.get("stats")
                 writer.put(name, phase, trace.array(record), **place, stats=stats, **details)
             advance(record.nbytes)
+        trace.check_unchanged()  # before the end line vouches for it
     return [f"the keys {', '.join(sorted(left))} were left out: the writer has parameters of that name"] if left else []

@@ -17,6 +17,7 @@ from ..atomic import replacing
 from ..causality import forward_names
 from ..dtypes import ML_NAMES
 from ..errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
+from ..mapped import MappedFile, stamp_of
 from ..records import Record
 from ..sites import PHASE_RANK, Site, check_site, default_port
 from ..traces import Array, Trace
@@ -63,7 +64,7 @@ def read(path: Path, order: Path | None = None) -> Trace:
         place = (number, header.offset, header.nbytes)
         lines.append(Record(site, header.dtype, header.shape, place, {"order": rank.get(site.name, len(rank))}))
         if not header.is_plain and header.nbytes:
-            special[site] = _mapper(files[number].absolute(), header)
+            special[site] = _reader(files[number].absolute(), header)
     _refuse_duplicates(lines, files)
     lines.sort(key=lambda record: record.details["order"])  # files stand by name, a trace by what ran first
     recorded = {site.name for site in sites}
@@ -101,6 +102,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
                 numpy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
             advance(record.nbytes)
+    trace.check_unchanged()
     left = sum(record.at is None for record in trace.lines)
     return [
         *([f"{widened} tensors were widened to float32, exactly: npy has no bfloat16 or float8"] if widened else []),
@@ -179,19 +181,15 @@ def _header(file: Path) -> NpyHeader:
         return read_npy_header(stream, file.stat().st_size, str(file))
 
 
-def _mapper(file: Path, header: NpyHeader) -> Callable[[], Array]:
-    """Fortran order and big-endian bytes are mapped as they are: another stride, another byte order."""
+def _reader(file: Path, header: NpyHeader) -> Callable[[], Array]:
+    """Fortran order and big-endian bytes are read as they are: another stride, another byte order."""
+    stamp = stamp_of(file.stat())
 
-    def map_file() -> Array:
-        with storage(file, "read it", _READABLE):
-            try:
-                return np.memmap(
-                    file, header.stored, "r", header.offset, header.shape, order="F" if header.fortran else "C"
-                )
-            except ValueError:
-                raise FormatError(f"{file}: is shorter now; it was changed after opening, open it again") from None
+    def read_file() -> Array:
+        data = MappedFile(file, stamp).copy(header.offset, header.nbytes)
+        return data.view(header.stored).reshape(header.shape, order="F" if header.fortran else "C")
 
-    return map_file
+    return read_file
 
 
 def _forward_probes(

@@ -112,6 +112,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 with archive.open(_member(f"{keys[record.site]}.npy"), "w", force_zip64=True) as member:
                     numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
                 advance(record.nbytes)
+            trace.check_unchanged()
             archive.writestr(_member(INDEX), carried.write_index(trace, keys))
     return []
 

@@ -87,6 +87,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 save_file(tensors, partial, metadata={carried.NAME: carried.write_index(trace, keys)})
             except Exception as error:  # the library reports a full disk by an error of its own
                 raise OSError(None, str(error), str(path)) from error
+            trace.check_unchanged()
     advance(trace.nbytes)
     return []
 

@@ -69,6 +69,8 @@ def compare(
         found[one.name] = one
     explained = {other for one in found.values() if one.verdict == "moved" for other in one.others}
     left = tuple(name for name in theirs_only if name not in explained and not _tied_to(theirs, name))
+    for side in (ours, theirs):
+        side.check_unchanged()
     return CheckpointDifference(str(ours.path), str(theirs.path), tuple(found[name] for name in ours.entries), left)
 
 

@@ -36,7 +36,10 @@ def read(path: Path) -> Trace:
         whole = _check_bytes(path, lines, problems)
         if header.get("rank", 0) == 0:
             _check_ranks(path, header, problems)
-        trace = Trace(path, NAME, whole, lambda number: path / data_file(number), header=header, problems=problems)
+        trace = Trace(
+            path, NAME, whole, lambda number: path / data_file(number), header=header, problems=problems,
+            grows=not finished,
+        )  # fmt: skip
     # Nobody vouched for an unfinished trace with an end line, so the bytes that carry a checksum are read once.
     return trace if finished else trace.with_problems(verify(trace))
 
@@ -55,6 +58,7 @@ def verify(trace: Trace, advance: Callable[[int], None] = lambda nbytes: None) -
         if crc != expected:
             problems.append(f"{record.site}: its bytes have crc32 {crc}, the index says {expected}; they were damaged")
         advance(record.nbytes)
+    trace.check_unchanged()  # bytes that were lost meanwhile are no damage
     return problems
 
 

@@ -21,6 +21,7 @@ from ..comparison import diff
 from ..errors import FirstdriftError, NotATraceError, storage
 from ..opening import open_trace
 from ..strict_json import Json
+from ..traces import unchanged
 from .cases import RUNNING, Case
 from .growth import growth_of
 from .pairs import is_trace
@@ -93,10 +94,11 @@ def compare(case: Case, found: dict[str, Path], options: dict[str, Any]) -> Row:
     order = options.get("order")
     reference, candidate = (open_trace(found[side], order=order) for side in ("reference", "candidate"))
     truth = open_trace(found["truth"], order=order) if "truth" in found else None
-    result = diff(reference, candidate, truth=truth, **options)
-    load = partial(load_pair, reference=reference, candidate=candidate)
-    growth = growth_of(result, load, reference, truth)
-    return replace(row_of(case, result, load), growth=growth, fed=fed_to(reference))
+    with unchanged(reference, candidate, *([] if truth is None else [truth])):
+        result = diff(reference, candidate, truth=truth, **options)
+        load = partial(load_pair, reference=reference, candidate=candidate)
+        growth = growth_of(result, load, reference, truth)
+        return replace(row_of(case, result, load), growth=growth, fed=fed_to(reference))
 
 
 def run_case(work: Work, case: Case, place: Path) -> Row:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ...dtypes import ITEMSIZE
 from ...errors import FormatError
+from ...mapped import Bytes
 from ...sites import shown
 from ..blocks import quantized_bytes, row_layout
 from ..checkpoint import Entry, count_elements
-from ..mapped import Bytes
 from .errors import InvalidTensorIndex
 from .header import Header, align
 

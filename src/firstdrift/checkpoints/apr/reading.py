@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..._kernels.checksums import crc32
 from ...dtypes import numpy_dtype
+from ...mapped import Bytes, MappedFile
 from ..blocks import dequantize
 from ..checkpoint import Array, Checkpoint, Entry
-from ..mapped import Bytes, MappedFile
 from ..ties import declared_ties
 from .errors import ChecksumMismatch, InvalidHeader
 from .header import BYTES, FOOTER_BYTES, MAGIC_V1, SHARDED, Header, check_bounds, parse_header

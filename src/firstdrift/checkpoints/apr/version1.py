@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 import zlib
 
+from ...mapped import MappedFile
 from ..checkpoint import Array, Checkpoint, Entry
-from ..mapped import MappedFile
 from .errors import InvalidTensorIndex
 
 FORMAT = "apr"

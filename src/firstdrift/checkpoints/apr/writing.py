@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 from ...atomic import replacing
 from ...errors import FormatError
+from ...mapped import Bytes
 from ...sites import shown
 from ...strict_json import Json
 from ..jobs import Change, Job, change, shards
-from ..mapped import Bytes
 from ..tensors import Tensor, stored_bytes
 from .header import BYTES, MAX_METADATA, QUANTIZED, ROW_MAJOR, SHARDED, VERSION, Header, align
 from .index import CODES, MAX_DIMS, MAX_NAME, Placed, pack_entry
