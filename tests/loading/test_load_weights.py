@@ -61,7 +61,17 @@ def test_a_missing_parameter_is_refused_by_name_and_id():
     error = refused(model, source)
     assert POPULATE in str(error)
     (line,) = error.problems
-    assert line.startswith("0.bias: not present in init APR")
+    assert line.startswith("0.bias: not present in the given tensors")
+
+
+@pytest.mark.parametrize("format", ["safetensors", "apr"])
+def test_a_missing_parameter_names_the_file_at_hand(tmp_path, format):
+    source = {name: value.numpy() for name, value in other(plain()).items() if name != "0.bias"}
+    path = tmp_path / f"m.{format}"
+    write_checkpoint(path, list(source.items()), format=format)
+    place = f"init APR ({path})" if format == "apr" else path
+    (line,) = refused(plain(), path).problems
+    assert line == f"0.bias: not present in {place}; the model's parameter has shape [4]"
 
 
 # And what it should.
@@ -70,7 +80,7 @@ def test_a_missing_parameter_is_refused_by_name_and_id():
 def test_a_missing_buffer_is_refused_too():
     model, source = plain(), other(plain())
     del source["1.running_var"]
-    assert "1.running_var: not present in init APR" in str(refused(model, source))
+    assert "1.running_var: not present in the given tensors" in str(refused(model, source))
 
 
 def test_a_buffer_that_is_not_saved_is_not_asked_for():

@@ -56,7 +56,7 @@ def test_a_name_that_the_model_has_not_is_an_error():
 
 def test_dropping_what_the_model_needs_is_an_error():
     model = plain()
-    assert "0.weight: not present in init APR" in refused(model, other(model), {"0.weight": None})
+    assert "0.weight: not present in the given tensors" in refused(model, other(model), {"0.weight": None})
 
 
 def test_a_transposed_matrix_is_turned_only_when_the_map_says_so():

@@ -61,7 +61,7 @@ def test_a_tied_model_refuses_a_twin_of_another_shape():
 
 def test_an_untied_model_takes_a_declared_tie_and_nothing_else():
     model, source = Tied(tied=False), embeddings()
-    with pytest.raises(fd.WeightsError, match="head.weight: not present in init APR"):
+    with pytest.raises(fd.WeightsError, match="head.weight: not present in the given tensors"):
         fd.load_weights(model, source)
     both = {"embed.weight": {"to": ["embed.weight", "head.weight"], "tie": True}}
     assert fd.load_weights(model, source, map=both).count == 4

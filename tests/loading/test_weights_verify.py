@@ -113,7 +113,7 @@ def test_a_checkpoint_that_does_not_fit_fails_with_every_reason(place):
     code, output = run("my_net:build", "bad.safetensors")
     assert code == 1
     assert "FALSIFY-APR-PRETRAIN-INIT-007" in output
-    assert "0.bias: not present in init APR" in output
+    assert "0.bias: not present in bad.safetensors; the model's parameter has shape [4]" in output
     assert "init length 5" in output
     code, output = run("my_net:build", "bad.safetensors", "--json")
     assert code == 1

@@ -11,7 +11,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.opening import open_checkpoint
 from ..dtypes import ML_NAMES
 from ..loading.destinations import destinations
-from ..loading.failures import failure
+from ..loading.failures import failure, not_present
 from ..loading.identifiers import POPULATE
 from ..loading.plan import make_plan
 from ..loading.populating import populate
@@ -67,11 +67,7 @@ def refuse_missing_layers(checkpoint: Checkpoint, config: DecoderConfig) -> None
         wanted[f"model.layers.{sparse[-1]}.mlp.experts.{number}.up_proj.weight"] = (
             f"the settings say {number + 1} experts"
         )
-    problems = [
-        f"{name}: not present in init APR ({checkpoint.path}); {why}"
-        for name, why in wanted.items()
-        if name not in checkpoint
-    ]
+    problems = [f"{not_present(name, checkpoint)}; {why}" for name, why in wanted.items() if name not in checkpoint]
     if problems:
         raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", problems)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ..checkpoints.checkpoint import Checkpoint
 from ..errors import FirstdriftError, WeightsError
 from .identifiers import LOAD
 
@@ -16,6 +17,12 @@ def failure(identifier: str, what: str, problems: Sequence[str], suggestion: str
     if suggestion is not None:
         lines += ["a map that may be meant (read it, then give it as map=, or --map FILE):", suggestion.rstrip("\n")]
     return WeightsError("\n".join(lines), tuple(problems), suggestion)
+
+
+def not_present(name: str, checkpoint: Checkpoint) -> str:
+    """The first half of the sentence about a tensor that a checkpoint lacks."""
+    place = f"init APR ({checkpoint.path})" if checkpoint.format.startswith("apr") else str(checkpoint.path)
+    return f"{name}: not present in {place}"
 
 
 @contextmanager

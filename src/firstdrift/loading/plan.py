@@ -12,6 +12,7 @@ from ..checkpoints.checkpoint import Array, Checkpoint
 from ..compare.mapping.patterns import parse_pattern
 from ..compare.pairs import ReconcileError, Transform, apply_all
 from .destinations import Destination
+from .failures import not_present
 from .maps import Line, LoadMap
 
 PLAIN = Line("no map", parse_pattern("*", "no map"))  # of tensors that bear the model's own names
@@ -91,8 +92,7 @@ def make_plan(checkpoint: Checkpoint, model: Sequence[Destination], mapping: Loa
         else:
             plan.missing.append(one)
             plan.problems.append(
-                f"{one.name}: not present in init APR ({checkpoint.path}); the model's {one.kind} has shape "
-                f"{list(one.shape)}"
+                f"{not_present(one.name, checkpoint)}; the model's {one.kind} has shape {list(one.shape)}"
             )
     return plan
 
