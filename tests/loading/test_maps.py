@@ -11,7 +11,7 @@ import firstdrift as fd
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.loading.maps import OPTIONS
 
-from .networks import Attention, Tied, bits, other, plain, random
+from .networks import Attention, Tied, bits, other, plain, random, state
 
 
 def refused(model, source, map):
@@ -282,10 +282,155 @@ def test_a_suggestion_says_for_what_there_is_nothing():
     assert "# nothing likely for the model's b.weight [7, 7]" in text
 
 
-def test_nothing_is_suggested_where_two_are_as_likely():
+def test_what_two_are_as_likely_for_is_called_ambiguous(tmp_path):
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
-    source = {"x.weight": random(2, 2), "y.weight": random(2, 2)}
-    assert suggestion(model, source) is None
+    source = {"x.weight": random(2, 2), "y.weight": random(2, 2, seed=1)}
+    text = suggestion(model, source)
+    assert text.splitlines() == [
+        f"# ambiguous: the model's {name}.weight [2, 2] may be the file's x.weight or y.weight; write a line for it"
+        for name in "ab"
+    ]
+    assert "it is empty" in refused_with(model, source, text, tmp_path)
+
+
+def refused_with(model, source, text, tmp_path):
+    (tmp_path / "map.yml").write_text(text)
+    return refused(model, source, tmp_path / "map.yml")
+
+
+class Block(nn.Module):
+    """A network of two layers whose matrices have each other's shapes once transposed."""
+
+    def __init__(self, names, bias=True, square=None):
+        super().__init__()
+        up, down = names
+        self.add_module(up, nn.Linear(4, 8, bias=bias))
+        self.add_module(down, nn.Linear(8, 4, bias=bias))
+        if square is not None:
+            self.add_module(square, nn.Linear(4, 4))
+
+
+def turned(state, names):
+    """A state under other names, with every matrix as a Conv1D layer has it."""
+    renamed = {}
+    for name, value in state.items():
+        layer, _, leaf = name.rpartition(".")
+        renamed[f"{names[layer]}.{leaf}"] = value.T.contiguous() if value.ndim == 2 else value
+    return renamed
+
+
+def test_a_weight_is_suggested_where_its_bias_is(tmp_path):
+    """As shapes go, each matrix would fit the other layer without being transposed."""
+    wanted = other(Block(("up", "down")))
+    source = turned(wanted, {"up": "c_fc", "down": "c_proj"})
+    model = Block(("up", "down"))
+    text = suggestion(model, source)
+    assert "c_fc.weight: {to: up.weight, transpose: true}" in text
+    loads_with(model, source, text, tmp_path)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_matrices_without_a_bias_that_fit_two_layers_are_ambiguous(tmp_path):
+    model = Block(("up", "down"), bias=False)
+    source = turned(other(model), {"up": "first", "down": "second"})
+    text = suggestion(model, source)
+    assert text.count("# ambiguous") == 2
+    assert "up.weight [8, 4] may be the file's first.weight or second.weight" in text
+    refused_with(model, source, text, tmp_path)
+
+
+def test_a_word_in_common_outranks_a_shape_that_fits_without_a_transpose(tmp_path):
+    wanted = other(Block(("up", "down"), bias=False))
+    source = turned(wanted, {"up": "net.c_up", "down": "net.c_down"})
+    model = Block(("up", "down"), bias=False)
+    loads_with(model, source, suggestion(model, source), tmp_path)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_a_square_matrix_beside_transposed_ones_is_ambiguous_and_the_map_waits(tmp_path):
+    names = {name: name for name in ("up", "down", "out")}
+    wanted = other(Block(("up", "down"), square="out"))
+    for prefix in ("", "net."):  # under the model's own names, and under others
+        source = turned(wanted, {name: prefix + name for name in names})
+        model = Block(("up", "down"), square="out")
+        text = suggestion(model, source)
+        assert f"{prefix}out.weight: {{to: out.weight, transpose: ambiguous}}" in text
+        assert "transpose is 'ambiguous'; write true, or leave it out" in refused_with(model, source, text, tmp_path)
+        loads_with(model, source, text.replace("ambiguous", "true"), tmp_path)
+        assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_square_kernels_lie_as_the_other_kernels_do(tmp_path):
+    wanted = other(Block(("up", "down"), square="out"))
+    source = turned(wanted, {name: f"params.{name}" for name in ("up", "down", "out")})
+    source = {name.replace("weight", "kernel"): value for name, value in source.items()}
+    model = Block(("up", "down"), square="out")
+    loads_with(model, source, suggestion(model, source), tmp_path)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_that_the_model_holds_decide(tmp_path, dtype):
+    """Names say nothing and shapes mislead; the model was loaded from another file of the same weights."""
+    model = Block(("up", "down"), bias=False, square="out").to(dtype)
+    model.load_state_dict(other(model))
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    source = turned(wanted, {"up": "x", "down": "y", "out": "z"})
+    source = {name: value.float() for name, value in source.items()}
+    text = suggestion(model, source)
+    assert "ambiguous" not in text
+    (tmp_path / "map.yml").write_text(text)
+    fd.load_weights(model, source, map=tmp_path / "map.yml", cast=True)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_numbers_decide_how_parts_are_joined_and_cut(tmp_path):
+    split = Attention(fused=False)
+    wanted = state(split)
+    q, k, v = (wanted[f"{part}.weight"] for part in "qkv")
+    fused = {"c.weight": torch.cat([v, q, k]).T.contiguous()}
+    fused["c.bias"] = torch.cat([wanted[f"{part}.bias"] for part in "vqk"])
+    text = suggestion(split, fused)
+    assert "c.weight: {to: [v.weight, q.weight, k.weight], transpose: true, split: 0}" in text
+    loads_with(split, fused, text, tmp_path)
+    assert all(torch.equal(value, wanted[name]) for name, value in split.state_dict().items())
+    joined = Attention(fused=True)
+    joined.load_state_dict({"qkv.weight": fused["c.weight"].T, "qkv.bias": fused["c.bias"]})
+    parts = {f"x.{name}": value.T.contiguous() if value.ndim == 2 else value for name, value in wanted.items()}
+    text = suggestion(joined, parts)
+    assert "x.v.weight: {to: qkv.weight, transpose: true, join: 0, place: 0}" in text
+    loads_with(joined, parts, text, tmp_path)
+    assert torch.equal(joined.qkv.weight, fused["c.weight"].T)
+
+
+def test_parts_are_ordered_by_the_whole_and_not_by_the_model(tmp_path):
+    model = nn.ModuleDict({"up": nn.Linear(4, 3), "gate": nn.Linear(4, 3)})
+    source = {"gate_up.weight": random(6, 4), "gate_up.bias": random(6)}
+    loads_with(model, source, suggestion(model, source), tmp_path)
+    assert np.array_equal(model["gate"].weight.detach().numpy(), source["gate_up.weight"][:3])
+    text = suggestion(model, {"both.weight": random(6, 4, seed=5), "both.bias": random(6, seed=5)})
+    assert "# ambiguous: the file's both.weight [6, 4] may be up.weight, gate.weight together" in text
+
+
+def test_a_transposed_fused_tensor_is_suggested_and_square_parts_are_ambiguous(tmp_path):
+    model = Attention(fused=False)
+    source = {"c_attn.weight": random(8, 16), "c_attn.bias": random(16)}
+    text = suggestion(model, source)
+    assert "c_attn.weight: {to: [q.weight, k.weight, v.weight], transpose: true, split: 0}" in text
+    loads_with(model, source, text, tmp_path)
+    assert np.array_equal(model.k.weight.detach().numpy(), source["c_attn.weight"][:, 8:12].T)
+    square = nn.ModuleDict({part: nn.Linear(8, 8) for part in "qkv"})
+    text = suggestion(square, {"c_attn.weight": random(8, 24), "c_attn.bias": random(24)})
+    assert "# ambiguous: the file's c_attn.weight [8, 24] may be q.weight, k.weight, v.weight together" in text
+    assert "split" not in text
+
+
+def test_a_bias_without_a_place_is_not_dropped_with_its_weight_in_use(tmp_path):
+    model = nn.ModuleDict({"a": nn.Linear(3, 2, bias=False)})
+    source = {"net.a.weight": random(2, 3), "net.a.bias": random(2)}
+    text = suggestion(model, source)
+    assert "# the model has no place for the file's net.a.bias [2]; give it one, or null to drop it" in text
+    assert "net.a.bias: neither the map nor the model knows" in refused_with(model, source, text, tmp_path)
 
 
 def test_a_suggestion_is_never_used_by_itself():

@@ -33,7 +33,7 @@ class Whole:
 
 def find_whole(name: str, array: Array, parts: Sequence[str], read: Read) -> Whole | None:
     """The parts, each used once, that make up a tensor bit for bit; a single one is the same under another name."""
-    if not array.size or _one_number(array):  # zeros and ones are everywhere, and say nothing
+    if not array.size or one_number(array):  # zeros and ones are everywhere, and say nothing
         return None
     for turned in (False, True) if array.ndim == 2 else (False,):
         view = array.T if turned else array
@@ -88,5 +88,6 @@ def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(kind if kind is not None else "u8")
 
 
-def _one_number(array: Array) -> bool:
+def one_number(array: Array) -> bool:
+    """Whether all elements are the same number."""
     return bool((array == array.reshape(-1)[0]).all())

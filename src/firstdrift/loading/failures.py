@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import FirstdriftError, WeightsError
 from .identifiers import LOAD
+from .map_lines import AMBIGUOUS
 
 
 def failure(identifier: str, what: str, problems: Sequence[str], suggestion: str | None = None) -> WeightsError:
@@ -15,7 +16,11 @@ def failure(identifier: str, what: str, problems: Sequence[str], suggestion: str
     count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
     lines = [f"{identifier}: {what}, {count}:", *(f"  {problem}" for problem in problems)]
     if suggestion is not None:
-        lines += ["a map that may be meant (read it, then give it as map=, or --map FILE):", suggestion.rstrip("\n")]
+        decide = "; decide where it says ambiguous" if AMBIGUOUS in suggestion else ""
+        lines += [
+            f"a map that may be meant (read it, then give it as map=, or --map FILE){decide}:",
+            suggestion.rstrip("\n"),
+        ]
     return WeightsError("\n".join(lines), tuple(problems), suggestion)
 
 

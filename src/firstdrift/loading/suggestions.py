@@ -1,200 +1,187 @@
-"""A map that may be meant, from names and shapes: printed when a load fails, never used by itself."""
+"""A map that may be meant: printed when a load fails, never used by itself.
+
+Numbers decide where the model holds them already; else layers are paired by their names and shapes, a weight always
+with its own bias. What could be this or that is said to be ambiguous: a map that loads is taken for one that is right.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..compare.mapping.patterns import MAX_PLACEHOLDERS, RUN, escape, parse_pattern
-from ..compare.mapping.quoting import table_line
-from .plan import Plan
+from .destinations import Destination
+from .fused_layers import find_fused
+from .layers import Layer, Shape, Tensor, is_turned, layers_of, pair_layers, parted
+from .map_lines import AMBIGUOUS, PERHAPS_TURNED, TURNED, MapLine, Options, map_line, map_text
+from .model_values import ModelValues
+from .plan import Assignment, Plan
 
-LIKE = 0.5  # of two names' parts: below this they have little in common, and only the shape speaks for them
-_NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
-
-Shape = tuple[int, ...]
+KERNEL = "kernel"  # matrices of this name are [in, out] in every library that has them
+NAMED = 4  # possibilities; what is more is counted
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A name and a shape, on either side."""
+@dataclass(slots=True)
+class _Draft:
+    """What is left to be told apart, and what was found."""
 
-    name: str
-    shape: Shape
+    missing: list[Tensor]
+    unused: list[Tensor]
+    lines: list[MapLine] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)  # tensors of either side that a doubt speaks of
+    turned: list[tuple[str, bool]] = field(default_factory=list)  # of matrices that fit one way round only, by name
+    squares: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # pairs that fit both ways round
+    used: set[str] = field(default_factory=set)  # layers of the file
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """The numbers in its name, such as of a layer."""
-        return tuple(_NUMBER.findall(self.name))
+    def any_turned(self) -> bool:
+        """Whether some matrix of the file is known to lie the other way round."""
+        return any(turned for _, turned in self.turned)
 
-    @property
-    def words(self) -> list[str]:
-        """The parts of its name that are no numbers."""
-        return [word for word in re.split(r"[._/]", self.name) if word and not word.isdigit()]
-
-
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """One line of a map: a name of the file, the names of the model, and the options beside them."""
-
-    source: str
-    targets: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def value(self) -> Any:
-        """As it stands in the map; the names have to be patterns."""
-        names: Any = self.targets[0] if len(self.targets) == 1 else list(self.targets)
-        return {"to": names, **dict(self.options)} if self.options else names
+    def settle(self, ours: Sequence[Tensor], theirs: Sequence[Tensor], lines: Sequence[MapLine] = ()) -> None:
+        """Take tensors out that are told apart."""
+        self.lines += lines
+        self.used |= {parted(one.name)[0] for one in self.unused if one in theirs}
+        self.missing = [one for one in self.missing if one not in ours]
+        self.unused = [one for one in self.unused if one not in theirs]
 
 
 def suggested_map(plan: Plan, checkpoint: Checkpoint) -> str | None:
-    """The text of a map that would mend what names and shapes can mend; None when there is nothing to suggest."""
-    missing = [Tensor(one.name, one.shape) for one in plan.missing]
-    unused = [Tensor(name, checkpoint.entry(name).shape) for name in plan.extra]
-    found = list(_turned(plan, checkpoint))
-    for propose in (_renamed, _split, _joined, partial(_tied, checkpoint)):
-        some = list(propose(missing, unused))
-        found += some
-        taken = {target for one in some for target in one.targets}
-        used = {one.source for one in some}
-        missing = [one for one in missing if one.name not in taken]
-        unused = [one for one in unused if one.name not in used]
-    if not found:
+    """The text of a map that would mend what numbers, names and shapes can mend; None when there is nothing to say."""
+    draft = _Draft(
+        [Tensor(one.name, one.shape) for one in plan.missing],
+        [Tensor(name, checkpoint.entry(name).shape) for name in plan.extra],
+    )
+    values = ModelValues([*plan.missing, *(one.destination for one in _simple(plan))], checkpoint)
+    _by_value(draft, plan, values)
+    _misshapen(draft, plan, checkpoint)
+    _renamed(draft, plan)
+    for in_file in (True, False):
+        _fused(draft, in_file)
+    _tied(draft, checkpoint)
+    draft.lines += [map_line(b.name, (a.name,), _square(draft, b.name)) for a, b in draft.squares]
+    _named_squares(draft, plan, values)
+    if not draft.lines and not draft.doubts:
         return None
-    lines = [line for one in _families(found, checkpoint) for line in table_line(one.source, one.value(), "")]
-    lines += [line for one in unused for line in table_line(escape(one.name), None, "")]
-    lines += [f"# nothing likely for the model's {one.name} {list(one.shape)}" for one in missing]
-    return "\n".join(lines) + "\n"
+    return map_text([*draft.lines, *_dropped(draft)], list(checkpoint.entries), [*draft.doubts, *_left(draft)])
 
 
-def _turned(plan: Plan, checkpoint: Checkpoint) -> Iterator[Suggestion]:
+def _simple(plan: Plan) -> Iterator[Assignment]:
+    """Tensors that were found by their names."""
+    for one in (*plan.misshapen, *plan.assignments):
+        if len(one.pieces) == 1 and one.pieces[0].is_plain:
+            yield one
+
+
+def _by_value(draft: _Draft, plan: Plan, values: ModelValues) -> None:
+    lines = values.lines([one.name for one in plan.missing], plan.extra)
+    speaking = {name for line in lines for name in (line.source, *line.targets)}
+    known = {map_line(one.name).source: one for one in (*draft.missing, *draft.unused)}
+    spoken_of = [known[name] for name in speaking if name in known]
+    draft.settle(spoken_of, spoken_of, lines)
+
+
+def _misshapen(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Matrices that bear the right name and are as large as wanted the other way round."""
     for one in plan.misshapen:
-        shape = checkpoint.entry(one.pieces[0].source).shape
-        if len(one.pieces) == 1 and one.pieces[0].is_plain and shape == one.destination.shape[::-1] and len(shape) == 2:
-            yield Suggestion(escape(one.pieces[0].source), (escape(one.destination.name),), (("transpose", True),))
+        source = one.pieces[0].source
+        ours, theirs = _tensor(one.destination), Tensor(source, checkpoint.entry(source).shape)
+        if len(one.pieces) == 1 and one.pieces[0].is_plain and is_turned(ours, theirs):
+            draft.lines.append(map_line(source, (ours.name,), TURNED))
+            draft.turned.append((source, True))
 
 
-def _renamed(missing: Sequence[Tensor], unused: Sequence[Tensor]) -> Iterator[Suggestion]:
-    """Tensors of one shape that are each other's likest, and likest by a clear margin."""
-    for turned in (False, True):
-        pairs = [
-            (ours, theirs, _likeness(ours, theirs))
-            for ours in missing
-            for theirs in unused
-            if _fits(ours, theirs, turned)
-        ]
-        best_ours, best_theirs = _best(pairs, 0), _best(pairs, 1)
-        chosen = [(a, b) for a, b, _ in pairs if best_ours.get(a) == b and best_theirs.get(b) == a]
-        options = (("transpose", True),) if turned else ()
-        yield from (Suggestion(escape(b.name), (escape(a.name),), options) for a, b in chosen)
-        missing = [one for one in missing if one not in {a for a, _ in chosen}]
-        unused = [one for one in unused if one not in {b for _, b in chosen}]
+def _tensor(one: Destination) -> Tensor:
+    return Tensor(one.name, one.shape)
 
 
-def _fits(ours: Tensor, theirs: Tensor, turned: bool) -> bool:
-    shape = theirs.shape[::-1] if turned else theirs.shape
-    return ours.shape == shape and (not turned or len(shape) == 2) and ours.numbers == theirs.numbers
-
-
-def _likeness(ours: Tensor, theirs: Tensor) -> float:
-    """How much two names have in common; the ends of names say more than their beginnings."""
-    a, b = ours.words, theirs.words
-    end = next((n for n, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b)))
-    return SequenceMatcher(None, a, b, autojunk=False).ratio() + end / max(len(a), len(b), 1)
-
-
-def _best(pairs: list[tuple[Tensor, Tensor, float]], side: int) -> dict[Tensor, Tensor]:
-    """For each tensor of a side its counterpart: the likest, or the only one that fits; none where two are alike."""
-    options: dict[Tensor, list[tuple[float, Tensor]]] = {}
-    for ours, theirs, likeness in pairs:
-        one, other = (ours, theirs) if side == 0 else (theirs, ours)
-        options.setdefault(one, []).append((likeness, other))
-    best = {}
+def _renamed(draft: _Draft, plan: Plan) -> None:
+    """Layers under other names, each with all it has."""
+    same = {parted(one.destination.name)[0]: parted(one.pieces[0].source)[0] for one in _simple(plan)}
+    ours, theirs = layers_of(draft.missing), layers_of(draft.unused)
+    pairs, options = pair_layers(ours, theirs, same=same)
+    for a, b in [pair for one, other in pairs for pair in one.shared(other)]:
+        if _is_square(a.shape):
+            draft.settle([a], [b])
+            draft.squares.append((a, b))
+            continue
+        turned = is_turned(a, b)
+        draft.turned += [(b.name, turned)] if len(a.shape) == 2 else []
+        draft.settle([a], [b], [map_line(b.name, (a.name,), TURNED if turned else ())])
     for one, found in options.items():
-        found.sort(key=lambda item: -item[0])
-        alone = len(found) == 1 or found[0][0] > found[1][0]
-        if alone and found[0][0] >= (LIKE if len(found) > 1 else 0):
-            best[one] = found[0][1]
-    return best
+        _doubt(draft, one, found)
 
 
-def _split(missing: Sequence[Tensor], unused: Sequence[Tensor]) -> Iterator[Suggestion]:
-    """Tensors of the file that are as large as some neighbours of the model together."""
-    for whole, parts, axis in _compounds(unused, missing):
-        yield Suggestion(escape(whole.name), tuple(escape(one.name) for one in parts), (("split", axis),))
+def _doubt(draft: _Draft, one: Layer, options: Sequence[Layer]) -> None:
+    for role, tensor in one.tensors.items():
+        names = [other.tensors[role].name for other in options if role in other.tensors]
+        more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+        if names:
+            said = " or ".join([*names[:NAMED], *more])
+            draft.doubts.append(f"{AMBIGUOUS}: the model's {tensor} may be the file's {said}; write a line for it")
+            draft.open |= {tensor.name, *names}
 
 
-def _joined(missing: Sequence[Tensor], unused: Sequence[Tensor]) -> Iterator[Suggestion]:
-    """Tensors of the model that are as large as some neighbours of the file together."""
-    for whole, parts, axis in _compounds(missing, unused):
-        for place, one in enumerate(parts):
-            yield Suggestion(escape(one.name), (escape(whole.name),), (("join", axis), ("place", place)))
+def _is_square(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[0] == shape[1] > 1
 
 
-def _compounds(wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor], int]]:
-    """Wholes with the one group of two or three siblings that could make them up."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Tensor]] = {}
-    for one in parts:
-        *parent, _, kind = one.name.split(".") if one.name.count(".") > 1 else ("", "", one.name)
-        groups.setdefault((".".join(parent), kind, one.numbers), []).append(one)
-    for whole in wholes:
-        fitting = []
-        for (_, kind, numbers), members in groups.items():
-            if kind != whole.name.rpartition(".")[2] or numbers != whole.numbers:
-                continue
-            for count in (3, 2):
-                runs = [members[i : i + count] for i in range(len(members) - count + 1)]
-                fitting += [(run, axis) for run in runs if (axis := _axis(whole.shape, run)) is not None]
-        if len(fitting) == 1:
-            yield whole, *fitting[0]
+def _square(draft: _Draft, name: str) -> Options:
+    """A square matrix does not tell how it lies: other matrices of the file do, or nothing does."""
+    if name.endswith(KERNEL):
+        kernels = {turned for other, turned in draft.turned if other.endswith(KERNEL)}
+        return PERHAPS_TURNED if len(kernels) != 1 else TURNED if kernels == {True} else ()
+    return PERHAPS_TURNED if draft.any_turned else ()
 
 
-def _axis(whole: Shape, parts: list[Tensor]) -> int | None:
-    """The one axis along which shapes add up to another."""
-    if any(len(one.shape) != len(whole) for one in parts):
-        return None
-    axes = [
-        axis
-        for axis, count in enumerate(whole)
-        if sum(one.shape[axis] for one in parts) == count
-        and all(one.shape[:axis] + one.shape[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for one in parts)
-    ]
-    return axes[0] if len(axes) == 1 else None
+def _fused(draft: _Draft, in_file: bool) -> None:
+    """Layers of the file that are several in the model, or the other way round."""
+    sides = [layers_of(one for one in side if one.name not in draft.open) for side in (draft.unused, draft.missing)]
+    wholes, parts = sides if in_file else sides[::-1]
+    sure = [one for one in find_fused(wholes, parts, in_file, turned=True) if one.turned]
+    draft.turned += [(one.whole.stem, True) for one in sure]
+    taken: set[Tensor] = set()
+    for one in find_fused(wholes, parts, in_file, draft.any_turned):
+        if taken.isdisjoint(one.tensors):
+            taken |= set(one.tensors)
+            draft.doubts += one.doubts()
+            draft.open |= {tensor.name for tensor in one.tensors if not one.cuts}
+            if one.cuts:
+                draft.settle(one.tensors, one.tensors, list(one.lines()))
 
 
-def _tied(checkpoint: Checkpoint, missing: Sequence[Tensor], unused: Sequence[Tensor]) -> Iterator[Suggestion]:
+def _tied(draft: _Draft, checkpoint: Checkpoint) -> None:
     """An output layer that the file does not have because it is the embedding, where the metadata says so."""
     if checkpoint.metadata.get("tie_word_embeddings") is not True:
         return
-    for one in missing:
+    for one in [one for one in draft.missing if one.name not in draft.open]:
         same = [entry.name for entry in checkpoint.entries.values() if entry.shape == one.shape and "emb" in entry.name]
         if len(same) == 1:
-            yield Suggestion(escape(same[0]), (escape(same[0]), escape(one.name)), (("tie", True),))
+            draft.settle([one], [], [map_line(same[0], (same[0], one.name), (("tie", True),))])
 
 
-def _families(found: list[Suggestion], checkpoint: Checkpoint) -> Iterator[Suggestion]:
-    """Lines that differ in numbers alone, as one line, where that speaks of no other tensor of the file."""
-    groups: dict[Suggestion, list[Suggestion]] = {}
-    for one in found:
-        groups.setdefault(_general(one), []).append(one)
-    for family, members in groups.items():
-        if len(members) < 2 or family.source.count(RUN) > MAX_PLACEHOLDERS:
-            yield from members
-            continue
-        pattern = parse_pattern(family.source, "map")
-        spoken_of = {escape(name) for name in checkpoint.entries if pattern.match(name) is not None}
-        yield from [family] if spoken_of == {one.source for one in members} else members
+def _named_squares(draft: _Draft, plan: Plan, values: ModelValues) -> None:
+    """Square matrices that bear the right name would load as they lie, beside others that do not lie so."""
+    spoken_of = {line.source for line in draft.lines}
+    for one in plan.assignments if draft.any_turned else ():
+        name, source = one.destination.name, one.pieces[0].source
+        plain = len(one.pieces) == 1 and one.pieces[0].is_plain and map_line(source).source not in spoken_of
+        if plain and _is_square(one.destination.shape):
+            known = values.turned(name, source)
+            options = _square(draft, source) if known is None else TURNED if known else ()
+            draft.lines += [map_line(source, (name,), options)] if options else []
 
 
-def _general(one: Suggestion) -> Suggestion:
-    """The line with a placeholder for every number, where all its names have the same ones."""
-    numbers = {tuple(_NUMBER.findall(name)) for name in (one.source, *one.targets)}
-    if len(numbers) > 1 or numbers == {()}:
-        return one
-    return Suggestion(_NUMBER.sub(RUN, one.source), tuple(_NUMBER.sub(RUN, name) for name in one.targets), one.options)
+def _dropped(draft: _Draft) -> list[MapLine]:
+    """Tensors of layers that have no place in the model at all."""
+    left = [one for one in draft.unused if one.name not in draft.open and parted(one.name)[0] not in draft.used]
+    return [map_line(one.name) for one in left if draft.lines]
+
+
+def _left(draft: _Draft) -> list[str]:
+    kept = [one for one in draft.unused if one.name not in draft.open and parted(one.name)[0] in draft.used]
+    return [
+        *(f"nothing likely for the model's {one}" for one in draft.missing if one.name not in draft.open),
+        *(f"the model has no place for the file's {one}; give it one, or null to drop it" for one in kept),
+    ]
