@@ -55,3 +55,17 @@ def other(model, seed=1):
 
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def holder(tensors):
+    """A model with parameters of these names and shapes, all zero."""
+    root = nn.Module()
+    for name, value in tensors.items():
+        *path, leaf = name.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module._modules[part]
+        module.register_parameter(leaf, nn.Parameter(torch.from_numpy(np.zeros_like(value)), requires_grad=False))
+    return root

@@ -9,12 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import firstdrift as fd
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
 from firstdrift.loading.difference import diff_checkpoints
 from firstdrift.loading.elsewhere import find_whole
 
-from .networks import random
+from .networks import holder, random
 
 HEADS, SIZE, WIDTH = 4, 16, 64
 
@@ -275,3 +276,102 @@ def test_the_command_prints_what_it_found_and_exits_by_it(tmp_path, state):
     assert [one["label"] for one in found["tensors"] if one["verdict"] == "drift"] == ["transpose"]
     assert run(a, a)[0] == 0
     assert run(a, tmp_path / "none")[0] == 2
+
+
+def mapped(tmp_path, reference, candidate):
+    """The map of a diff; and what a model with the candidate's names holds once it has loaded the reference by it."""
+    compared(tmp_path, reference, candidate)
+    (tmp_path / "map.yml").unlink(missing_ok=True)
+    run(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--write-map", tmp_path / "map.yml")
+    model = holder(candidate)
+    fd.load_weights(model, tmp_path / "a.safetensors", map=tmp_path / "map.yml")
+    text = (tmp_path / "map.yml").read_text()
+    return text, {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def carried(tmp_path, reference, candidate):
+    text, held = mapped(tmp_path, reference, candidate)
+    assert set(held) == set(candidate)
+    assert all(held[name].tobytes() == np.ascontiguousarray(value).tobytes() for name, value in candidate.items())
+    return text
+
+
+def port(state):
+    """Another implementation's names, layouts, fused and cut tensors, and ties; biases and norms never trained."""
+    q, k, v = (f"layers.0.attn.{part}.weight" for part in "qkv")
+    interleaved = state["layers.1.attn.k.weight"].reshape(HEADS, 2, SIZE // 2, WIDTH).swapaxes(1, 2)
+    return {
+        "h.0.att.qkv": np.concatenate([state[name] for name in (v, q, k)]).T.copy(),
+        "h.0.mlp.c_gate.weight": state["layers.0.mlp.gate.weight"].T.copy(),
+        "h.0.mlp.c_up.weight": state["layers.0.mlp.up.weight"],
+        "h.0.mlp.c_up.bias": state["layers.0.mlp.up.bias"],
+        "h.0.scale.weight": state["layers.0.norm.weight"],
+        "layers.1.attn.q.weight": state["layers.1.attn.q.weight"].T.copy(),
+        "layers.1.attn.k.weight": interleaved.reshape(WIDTH, WIDTH),
+        "layers.1.attn.v.weight": state["layers.1.attn.v.weight"],
+        "layers.1.mlp.gate.weight": state["layers.1.mlp.gate.weight"].T.copy(),
+        "layers.1.mlp.up.first": state["layers.1.mlp.up.weight"][:40].copy(),
+        "layers.1.mlp.up.second": state["layers.1.mlp.up.weight"][40:].copy(),
+        "layers.1.mlp.up.bias": state["layers.1.mlp.up.bias"],
+        "layers.1.norm.weight": state["layers.1.norm.weight"],
+        "tokens.weight": state["embed.weight"],
+        "head.weight": state["embed.weight"].copy(),
+    }
+
+
+def test_a_map_that_was_found_by_numbers_carries_all_of_them(tmp_path, state):
+    state["layers.0.mlp.up.bias"] = np.zeros(96, np.float32)  # which its weight tells
+    state["layers.0.norm.weight"] = np.ones(WIDTH, np.float32)  # which is the only one left
+    text = carried(tmp_path, state, port(state))
+    assert "layers.0.attn.q.weight: {to: h.0.att.qkv, transpose: true, join: 1, place: 1}" in text
+    assert "layers.1.attn.q.weight: {to: layers.1.attn.q.weight, transpose: true}" in text
+    assert "embed.weight: {to: [" in text
+    assert "layers.1.attn.v" not in text
+    assert not [line for line in text.splitlines()[2:] if line.startswith("#")]
+
+
+def test_a_map_goes_back_as_well(tmp_path, state):
+    there = port(state)
+    back = {**state, "head": state["embed.weight"].copy()}
+    carried(tmp_path, there, back)
+
+
+def test_a_map_of_renamed_layers_is_one_line_a_kind(tmp_path, state):
+    text = carried(tmp_path, state, {f"model.{name}": value for name, value in state.items()})
+    assert "layers.{}.attn.q.weight: model.layers.{}.attn.q.weight" in text
+    assert len(text.splitlines()) == 2 + 8
+
+
+def test_untrained_tensors_that_names_do_not_tell_are_ambiguous(tmp_path):
+    ones = np.ones(4, np.float32)
+    compared(tmp_path, {"a.weight": ones, "b.weight": ones, "w": random(3)}, {"x.weight": ones, "y.weight": ones})
+    found = diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert {one.name: one.verdict for one in found.tensors} == dict.fromkeys(("a.weight", "b.weight", "w"), "missing")
+    run(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--write-map", tmp_path / "map.yml")
+    text = (tmp_path / "map.yml").read_text()
+    assert "# a.weight: ambiguous: x.weight or y.weight may be it, by their numbers" in text
+    assert "# w: the candidate has no such tensor; write a line for it, or null to drop it" in text
+    assert "# nothing fills x.weight, which only the candidate has" in text
+
+
+def test_exchanged_layers_are_in_the_map_with_a_warning(tmp_path, state):
+    a, b = "layers.0.mlp.up.weight", "layers.1.mlp.up.weight"
+    text = carried(tmp_path, state, {**state, a: state[b], b: state[a]})
+    assert f"# {a}: exchanged with {b}; keep its line only if the names are meant so" in text
+
+
+def test_a_map_that_is_there_is_kept(tmp_path, state):
+    compared(tmp_path, state, state)
+    (tmp_path / "map.yml").write_text("mine")
+    code, output = run(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--write-map", tmp_path / "map.yml")
+    assert (code, (tmp_path / "map.yml").read_text()) == (2, "mine")
+    assert "exists, and may have been edited" in output
+
+
+def test_norms_of_ones_and_biases_of_zeros_are_moved_with_their_layers(tmp_path, state):
+    """They were missing, and a checkpoint that was only renamed could not be told to be whole."""
+    untrained = {**state, "layers.1.mlp.up.bias": np.zeros(96, np.float32)}
+    untrained |= {f"layers.{i}.norm.weight": np.ones(WIDTH, np.float32) for i in range(2)}
+    found = compared(tmp_path, untrained, {f"model.{name}": value for name, value in untrained.items()})
+    assert (found.counts, found.exit_code) == ({"moved": 15}, 0)
+    assert all(one.others == (f"model.{one.name}",) for one in found.tensors)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import CaptureError, SelectionError, WeightsError
+from ..errors import CaptureError, SelectionError, TraceExistsError, WeightsError, storage
 from .factories import load_function
 from .options import debug_option, json_option, print_json, progress, sizes
 
@@ -64,9 +64,10 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
 @click.command("diff", short_help="Compare two checkpoints tensor by tensor.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
+@click.option("--write-map", metavar="FILE", help="Write how REF loads into a model with CAND's names, to be edited.")
 @json_option
 @debug_option
-def diff(reference: str, candidate: str, as_json: bool) -> None:
+def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -> None:
     """Compare the tensors of two checkpoints, and name those that are transposed, permuted, tied, fused or exchanged.
 
     Tensors in another dtype are compared after rounding REF's to it. Numbers that are all there under other names
@@ -77,10 +78,12 @@ def diff(reference: str, candidate: str, as_json: bool) -> None:
     \b
     firstdrift weights diff model.safetensors model.gguf
     firstdrift weights diff before/ after/ --json
+    firstdrift weights diff original.safetensors port.safetensors --write-map names.yml
     """
     from ..checkpoints.opening import open_checkpoint
     from ..loading.difference import compare
 
+    target = _new_file(write_map)
     ours, theirs = open_checkpoint(reference), open_checkpoint(candidate)
     with ours, theirs, progress("comparing", ours.nbytes) as advance:
         found = compare(ours, theirs, advance)
@@ -88,7 +91,24 @@ def diff(reference: str, candidate: str, as_json: bool) -> None:
         print_json(found.to_json())
     else:
         click.echo(_text(found))
+    if target is not None:
+        _write_map(found, target)
     click.get_current_context().exit(found.exit_code)
+
+
+def _new_file(path: str | None) -> Path | None:
+    """Where a map goes. What is there already may have been edited by hand, so that it is kept."""
+    if path is not None and Path(path).exists():
+        raise TraceExistsError(f"{path}: exists, and may have been edited; choose another path for --write-map")
+    return None if path is None else Path(path)
+
+
+def _write_map(found: CheckpointDifference, target: Path) -> None:
+    from ..loading.diff_map import map_of_difference
+
+    with storage(target, "write the map", "choose a path that you may write"):
+        target.write_text(map_of_difference(found), "utf-8")
+    click.echo(f"{target}: map written; read it, then give it as map= or --map", err=True)
 
 
 def _model(place: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..strict_json import Json
+from .map_lines import MapLine
 
 SCHEMA = "firstdrift-weights-diff-v1"
 CODES = {"drift": 1, "missing": 2, "nothing compared": 2}
@@ -22,6 +24,7 @@ class TensorDifference:
     label: str | None = None
     error: float | None = None
     others: tuple[str, ...] = ()
+    line: MapLine | None = None  # how a map says where its numbers are; none where names and layouts are the same
 
     def to_json(self) -> dict[str, Json]:
         """As it stands in the result."""
@@ -39,6 +42,7 @@ class CheckpointDifference:
     candidate: str
     tensors: tuple[TensorDifference, ...]
     candidate_only: tuple[str, ...] = field(default=())
+    candidate_tied: Mapping[str, str] = field(default_factory=dict)  # further names of tensors that both have
 
     @property
     def counts(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from os import PathLike
@@ -22,10 +22,14 @@ from ..dtypes import dtype_name, roundoff
 from ..errors import FormatError
 from ..sites import Site
 from .diff_result import CheckpointDifference, TensorDifference
-from .elsewhere import Read, Whole, find_whole, same_bits
+from .elsewhere import same_bits
+from .map_lines import TURNED, map_line
+from .relocated import constant, elsewhere, tied_to
+from .weight_steps import other_layout
 
 LAYOUTS = weight_layouts.HYPOTHESES
 EVERYTHING = (weights.not_loaded, *LAYOUTS, *weight_values.HYPOTHESES, *weight_grids.HYPOTHESES)
+LAYOUT_LABELS = ("transpose", "rope-interleave")  # what a map can undo, if it is that bit for bit
 FULLY_EXPLAINED = 16  # tensors; what the others suffered from is mostly the same, and looked for among layouts alone
 
 
@@ -65,13 +69,15 @@ def compare(
         found[name] = _explained(sides, name, found[name])
     ours_only = [name for name in ours.entries if name not in found]
     theirs_only = [name for name in theirs.entries if name not in ours]
-    for one in _elsewhere(sides, ours_only, theirs_only):
+    for one in elsewhere(ours, theirs, ours_only, theirs_only):
         found[one.name] = one
     explained = {other for one in found.values() if one.verdict == "moved" for other in one.others}
-    left = tuple(name for name in theirs_only if name not in explained and not _tied_to(theirs, name))
+    twins = {name: twin for name in theirs_only if name not in explained and (twin := tied_to(theirs, name))}
+    left = tuple(name for name in theirs_only if name not in explained and name not in twins)
+    tensors = tuple(found[name] for name in ours.entries)
     for side in (ours, theirs):
         side.check_unchanged()
-    return CheckpointDifference(str(ours.path), str(theirs.path), tuple(found[name] for name in ours.entries), left)
+    return CheckpointDifference(str(ours.path), str(theirs.path), tensors, left, twins)
 
 
 def _compared(sides: _Sides, name: str) -> TensorDifference:
@@ -126,18 +132,21 @@ def _explained(sides: _Sides, name: str, one: TensorDifference) -> TensorDiffere
             return one
         label = "transpose" if a.ndim == 2 else "axis-order"
         said = "the matrix is transposed" if a.ndim == 2 else f"the axes are stored in the order {list(turned)}"
-        return TensorDifference(name, "drift", f"{said} ({one.sentence})", label)
+        options = TURNED if a.ndim == 2 else (("permute", turned),)
+        return TensorDifference(name, "drift", f"{said} ({one.sentence})", label, line=map_line(name, (name,), options))
     sides.explained += 1
     cause = _cause(name, a, b, EVERYTHING if sides.explained <= FULLY_EXPLAINED else LAYOUTS)
     if cause is None:
         return one
-    return TensorDifference(name, "drift", f"{cause.sentence} ({one.sentence})", cause.label, one.error)
+    layout = other_layout(_rounded(a, b, name)[0], b) if cause.label in LAYOUT_LABELS else None
+    line = None if layout is None else map_line(name, (name,), layout)
+    return TensorDifference(name, "drift", f"{cause.sentence} ({one.sentence})", cause.label, one.error, line=line)
 
 
 def _exchanged(sides: _Sides, name: str) -> TensorDifference | None:
     """The numbers of another tensor, when it is one other alone that has them."""
     ours, theirs = sides.sums
-    if name not in theirs or _constant(sides.candidate.array(name)):
+    if name not in theirs or constant(sides.candidate.array(name)):
         return None
     shape = sides.candidate.entry(name).shape
     same = [
@@ -149,7 +158,8 @@ def _exchanged(sides: _Sides, name: str) -> TensorDifference | None:
         return None
     (other,) = same
     if theirs.get(other) == ours[name]:
-        return TensorDifference(name, "drift", f"exchanged with {other}", "weight-swap", None, (other,))
+        line = map_line(name, (other,))
+        return TensorDifference(name, "drift", f"exchanged with {other}", "weight-swap", None, (other,), line)
     return TensorDifference(name, "drift", f"these are the numbers of {other}", "wrong-weight", None, (other,))
 
 
@@ -169,65 +179,5 @@ def _cause(name: str, a: Array, b: Array, table: Sequence[Hypothesis]) -> Cause 
     return None if found.label == "unknown" or not found.confidence else found
 
 
-def _elsewhere(sides: _Sides, ours_only: list[str], theirs_only: list[str]) -> Iterator[TensorDifference]:
-    """Tensors without a counterpart by name: tied, renamed, fused, split, or missing."""
-    read_ours, read_theirs = _cached(sides.reference, ours_only), _cached(sides.candidate, theirs_only)
-    left = list(theirs_only)
-    fused: dict[str, Whole] = {}
-    for theirs in theirs_only:
-        whole = find_whole(theirs, read_theirs(theirs), [one for one in ours_only if one not in fused], read_ours)
-        if whole is not None:
-            left.remove(theirs)
-            fused |= dict.fromkeys(whole.parts, whole)
-    for name in ours_only:
-        yield _moved(sides, name, fused.get(name), left, read_ours, read_theirs)
-
-
-def _moved(
-    sides: _Sides, name: str, whole: Whole | None, left: list[str], read_ours: Read, read_theirs: Read
-) -> TensorDifference:
-    if whole is not None:
-        turned = ", transposed" if whole.turned else ""
-        if len(whole.parts) == 1:
-            return TensorDifference(name, "moved", f"is called {whole.name}{turned}", "renamed", None, (whole.name,))
-        said = (
-            f"part {whole.parts.index(name) + 1} of {len(whole.parts)} of {whole.name}, joined along axis {whole.axis}"
-        )
-        return TensorDifference(name, "moved", said + turned, "fused", None, (whole.name,))
-    split = find_whole(name, read_ours(name), left, read_theirs)
-    if split is not None:
-        return TensorDifference(name, "moved", str(split), "split", None, split.parts)
-    twin = _tied_to(sides.reference, name)
-    if twin is not None and twin in sides.candidate:
-        return TensorDifference(name, "moved", f"is the same as {twin}, which stands for both", "tied", None, (twin,))
-    return TensorDifference(name, "missing", "the candidate has no such tensor")
-
-
-def _tied_to(checkpoint: Checkpoint, name: str) -> str | None:
-    """Another tensor of the same checkpoint with the very same numbers: a second copy of a tied weight."""
-    entry = checkpoint.entry(name)
-    if len(entry.shape) < 2:
-        return None
-    array = checkpoint.array(name)
-    if _constant(array):
-        return None
-    like = (
-        other.name
-        for other in checkpoint.entries.values()
-        if other.name != name and (other.shape, other.dtype) == (entry.shape, entry.dtype)
-    )
-    return next((other for other in like if same_bits(checkpoint.array(other), array)), None)
-
-
-def _cached(checkpoint: Checkpoint, names: list[str]) -> Read:
-    """Arrays by name, each read once: plain ones are mapped, and only what is quantized is held."""
-    held = {name: checkpoint.array(name) for name in names}
-    return held.__getitem__
-
-
 def _wide(array: Array) -> Array:
     return np.asarray(array, np.float64)
-
-
-def _constant(array: Array) -> bool:
-    return not array.size or bool((array == array.reshape(-1)[0]).all())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compare.mapping.patterns import MAX_PLACEHOLDERS, RUN, escape, parse_pattern
-from ..compare.mapping.quoting import table_line
+from ..compare.mapping.quoting import comment, table_line
 from .elsewhere import Whole
 
 NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
@@ -66,15 +66,16 @@ def splitting(whole: Whole) -> MapLine:
 def map_text(lines: Sequence[MapLine], names: Sequence[str], comments: Sequence[str] = ()) -> str:
     """The lines as a map for a file of these names, with what it does not say as comments at its end."""
     table = [text for one in _families(lines, names) for text in table_line(one.source, one.value(), "")]
-    return "\n".join([*table, *(f"# {said}" for said in comments)]) + "\n"
+    return "\n".join([*table, *(f"# {comment(said)}" for said in comments)]) + "\n"
 
 
 def _families(found: Sequence[MapLine], names: Sequence[str]) -> Iterator[MapLine]:
     """Lines that differ in numbers alone, as one line, where that speaks of no other tensor of the file."""
-    groups: dict[MapLine, list[MapLine]] = {}
+    groups: dict[str, list[MapLine]] = {}
     for one in found:
-        groups.setdefault(_general(one), []).append(one)
-    for family, members in groups.items():
+        groups.setdefault(repr(_general(one)), []).append(one)
+    for members in groups.values():
+        family = _general(members[0])
         if len(members) < 2 or not family.targets or family.source.count(RUN) > MAX_PLACEHOLDERS:
             yield from members
             continue
