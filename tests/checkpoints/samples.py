@@ -1,5 +1,6 @@
 """Bytes, tensors and ways to damage them."""
 
+import gguf
 import ml_dtypes
 import numpy as np
 
@@ -47,3 +48,9 @@ def same(checkpoint, tensors):
         held = checkpoint[name]
         assert (held.dtype, held.shape, bits(held)) == (array.dtype, array.shape, bits(array)), name
     return True
+
+
+def gguf_types(path):
+    """The type of every key of a GGUF file, as the library reads it."""
+    fields = gguf.GGUFReader(path).fields
+    return {key: [kind.name for kind in field.types] for key, field in fields.items() if not key.startswith("GGUF.")}

@@ -18,8 +18,8 @@ from firstdrift.checkpoints.writing import WRITERS, write_checkpoint
 from firstdrift.cli.main import cli
 from firstdrift.errors import FormatError, TraceExistsError
 
-from .samples import bits, same
-from .test_gguf import write_gguf
+from .samples import bits, gguf_types, same
+from .test_gguf import split, write_gguf
 
 SUFFIXES = {
     "safetensors": ".safetensors",
@@ -183,6 +183,64 @@ def test_a_hugging_face_config_becomes_apr_and_gguf_metadata(tmp_path):
     assert fields["llama.attention.head_count_kv"] == 1
     assert fields["llama.rope.freq_base"] == 5e5
     assert same(open_checkpoint(tmp_path / "m.gguf"), weights())
+
+
+def test_whole_numbers_of_a_config_become_the_floats_that_llama_cpp_expects(tmp_path):
+    config = {
+        "model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "rms_norm_eps": 1,
+        "num_key_value_heads": 1, "head_dim": 4, "rope_theta": 10000, "final_logit_softcapping": 30,
+    }  # fmt: skip
+    directory = tmp_path / "hf"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    write_checkpoint(directory / "model.safetensors", weights().items(), format="safetensors")
+    report = convert(directory, tmp_path / "m.gguf")
+    types = gguf_types(tmp_path / "m.gguf")
+    floats = ("rope.freq_base", "attention.layer_norm_rms_epsilon", "final_logit_softcapping")
+    assert {types[f"llama.{key}"][0] for key in floats} == {"FLOAT32"}
+    assert types["llama.block_count"] == ["UINT32"]
+    said = open_checkpoint(tmp_path / "m.gguf").metadata
+    assert said["llama.attention.value_length"] == said["llama.attention.key_length"] == 4
+    assert (said["tokenizer.ggml.model"], said["llama.vocab_size"]) == ("no_vocab", 6)
+    assert "the source has no GGUF tokenizer" in report.notes[-1]
+
+
+def test_every_type_of_a_key_is_kept(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"):
+        getattr(writer, f"add_{kind}")(f"some.{kind}", 7)
+        some = [7.0 if "float" in kind else 7]
+        item = gguf.GGUFValueType[kind.upper()]
+        writer.add_key_value(f"many.{kind}", some, gguf.GGUFValueType.ARRAY, item)
+    writer.add_bool("some.bool", True)
+    writer.add_array("many.texts", ["a", "b"])
+    writer.add_tensor("output_norm.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf")
+    before, after = gguf_types(tmp_path / "a.gguf"), gguf_types(tmp_path / "b.gguf")
+    assert {key: after[key] for key in before} == before
+    values = [{k: v for k, v in open_checkpoint(tmp_path / f"{n}.gguf").metadata.items() if k in before} for n in "ab"]
+    assert values[0] == values[1]
+
+
+def test_one_file_of_a_split_model_does_not_say_that_it_is_split(tmp_path):
+    first, _ = split(tmp_path, {"token_embd.weight": np.ones((2, 2), np.float32), "output_norm.weight": np.ones(2)})
+    convert(first, tmp_path / "whole.gguf")
+    assert "split.count" not in gguf_types(tmp_path / "whole.gguf")
+    assert len(open_checkpoint(tmp_path / "whole.gguf")) == 2
+
+
+def test_a_file_is_called_what_most_of_its_numbers_are(tmp_path):
+    convert(quantized_gguf(tmp_path / "a.gguf"), tmp_path / "b.gguf")
+    assert open_checkpoint(tmp_path / "b.gguf").metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_K_M
+    some = {**LLAMA, "general.file_type": 14}  # as small ones of that type are called
+    with open_checkpoint(tmp_path / "b.gguf") as source:
+        tensors = [(name, source[name]) for name in source]
+    write_checkpoint(tmp_path / "c.gguf", tensors, format="gguf", metadata=some)
+    assert open_checkpoint(tmp_path / "c.gguf").metadata["general.file_type"] == gguf.LlamaFileType.ALL_F32
 
 
 def test_a_tie_that_nobody_declares_is_not_made_up(tmp_path):

@@ -14,7 +14,7 @@ from firstdrift.checkpoints.gguf_header import parse_gguf_header
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
 
-from .samples import bits
+from .samples import bits, gguf_types
 
 TOKENS = torch.tensor([[1, 9690, 198, 2683, 359, 253, 5356, 5646]])
 
@@ -62,6 +62,23 @@ def test_a_quantized_file_is_copied_block_for_block(smollm2, tmp_path):
         start, other = header.data_offset + info.offset, copied.data_offset + places[info.name].offset
         assert places[info.name].kind == info.kind
         assert bits(data[start : start + nbytes]) == bits(copy[other : other + nbytes]), info.name
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(None, 3), ("f32", 0), ("f16", 1), ("bf16", 32)])
+def test_every_key_keeps_its_type_and_the_file_says_what_it_holds(smollm2, tmp_path, dtype, number):
+    """llama.cpp refuses a vocabulary whose token types are not INT32."""
+    convert(smollm2, tmp_path / "m.gguf", dtype=dtype)
+    types = gguf_types(tmp_path / "m.gguf")
+    assert types == gguf_types(smollm2)
+    assert types["tokenizer.ggml.token_type"] == ["ARRAY", "INT32"]
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    said = [fields[f"general.{key}"].contents() for key in ("file_type", "quantization_version")]
+    assert said == [number, 2]
+
+
+def test_types_come_back_from_formats_that_have_none(smollm2, carried):
+    assert gguf_types(carried[-1]) == gguf_types(smollm2)
+    assert gguf.GGUFReader(carried[-1]).fields["general.file_type"].contents() == gguf.LlamaFileType.ALL_F32
 
 
 def config_of(checkpoint):

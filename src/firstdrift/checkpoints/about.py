@@ -40,7 +40,7 @@ FURTHER = {
 }  # fmt: skip
 # Model types of Hugging Face whose GGUF architecture has another name.
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
-_NOT_CARRIED = ("general.file_type", "general.quantization_version", "general.alignment")  # of the file, not the model
+_NOT_CARRIED = ("general.alignment", "split.no", "split.count", "split.tensors.count")  # of the file, not the model
 
 
 def described(checkpoint: Checkpoint) -> dict[str, Json]:
@@ -109,6 +109,8 @@ def _further(checkpoint: Checkpoint, about: Mapping[str, Json]) -> dict[str, Jso
     file would be of another model."""
     said = checkpoint.metadata
     found = {key: said[name] for name, key in FURTHER.items() if said.get(name) is not None}
+    if "head_dim" in about:
+        found["attention.value_length"] = about["head_dim"]
     if said.get("use_sliding_window") is False:
         found.pop(FURTHER["sliding_window"], None)
     rope = said.get("rope_parameters") or said.get("rope_scaling")

@@ -43,7 +43,8 @@ class Checkpoint:
 
     `entries` are the stored tensors by name, `aliases` the further names of tied ones, `metadata` what the format
     says of the model, `notes` what was inferred on the way, `files` every file that was opened. `array(name)` is
-    mapped wherever the file holds plain bytes; `blocks(name)` are the stored bytes of a quantized tensor.
+    mapped wherever the file holds plain bytes; `blocks(name)` are the stored bytes of a quantized tensor. `types` are
+    those of GGUF's metadata, which the values alone do not tell.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Checkpoint:
         notes: Sequence[str] = (),
         load_blocks: Callable[[Entry], Bytes | None] | None = None,
         verify: Callable[[], None] = lambda: None,
+        types: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.path = path
         self.format = format
@@ -67,6 +69,7 @@ class Checkpoint:
         self.aliases: Mapping[str, str] = MappingProxyType(
             {name: stored for name, stored in (aliases or {}).items() if name not in entries}
         )
+        self.types = MappingProxyType(dict(types or {}))
         self.notes = tuple(notes)
         self.files = tuple(files)
         self._load = load
@@ -159,7 +162,10 @@ def count_elements(place: str, shape: Sequence[int], itemsize: int = 8) -> int:
     return prod(shape)
 
 
-def joined(path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mapping[str, Json]) -> Checkpoint:
+def joined(
+    path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mapping[str, Json],
+    types: Mapping[str, tuple[int, ...]] | None = None,
+) -> Checkpoint:  # fmt: skip
     """Several checkpoints as one; the same tensor in two of them is refused."""
     owner: dict[str, Checkpoint] = {}
 
@@ -185,4 +191,5 @@ def joined(path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mappi
         notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
         load_blocks=lambda entry: owner[entry.name].blocks(entry.name),
         verify=verify,
+        types=types,
     )

@@ -47,7 +47,7 @@ def convert(
         metadata, notes = ({"format": "pt"}, []) if chosen == HF else metadata_for(checkpoint, written)
         report = write_tensors(
             file, tensors, format=written, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes, advance=advance,
-            verify=checkpoint.check_unchanged,
+            verify=checkpoint.check_unchanged, types=checkpoint.types,
         )  # fmt: skip
         if chosen == HF:
             notes = write_companions(checkpoint, target, dtype)

@@ -29,13 +29,13 @@ def open_gguf(path: Path) -> Checkpoint:
     header = parse_gguf_header(file.view(0, file.size), path)
     count = header.fields.get("split.count", 1)
     if count in (0, 1):
-        return _open_part(file, header, header.fields, library)
+        return _open_part(file, header, header, library)
     first, *others = [MappedFile(part) for part in _split_files(path, count)]
     about = parse_gguf_header(first.view(0, first.size), first.path)
-    parts = [_open_part(first, about, about.fields, library)]
+    parts = [_open_part(first, about, about, library)]
     for other in others:
-        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about.fields, library))
-    return joined(path, FORMAT, parts, about.fields)
+        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about, library))
+    return joined(path, FORMAT, parts, about.fields, about.types)
 
 
 def _split_files(path: Path, count: Json) -> list[Path]:
@@ -52,9 +52,9 @@ def _split_files(path: Path, count: Json) -> list[Path]:
     return files
 
 
-def _open_part(file: MappedFile, header: GgufHeader, fields: dict[str, Json], library: Any) -> Checkpoint:
-    """One file, whose model is described by the fields of the first. Unknown architectures keep GGUF's names."""
-    path = file.path
+def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader, library: Any) -> Checkpoint:
+    """One file, whose model is described by the header of the first. Unknown architectures keep GGUF's names."""
+    path, fields = file.path, about.fields
     architecture = fields.get("general.architecture")
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     measured = [_measure(info, library, file, header) for info in header.tensors]
@@ -84,7 +84,7 @@ def _open_part(file: MappedFile, header: GgufHeader, fields: dict[str, Json], li
     entries = {name: piece.entry for name, piece in stored.items()}
     return Checkpoint(
         path, FORMAT, entries, load, files=[file], metadata=fields, aliases=tied_by_absence(entries),
-        notes=_notes(architecture, family, unnamed),
+        notes=_notes(architecture, family, unnamed), types=about.types,
         load_blocks=lambda entry: rows(entry) if stored[entry.name].keeps_bytes else None,
     )  # fmt: skip
 

@@ -38,6 +38,7 @@ class GgufHeader(NamedTuple):
     fields: dict[str, Json]
     tensors: list[TensorInfo]
     data_offset: int
+    types: dict[str, tuple[int, ...]]  # of each key; of an array also that of its items
 
 
 class _Cursor:
@@ -68,28 +69,30 @@ class _Cursor:
     def text(self, what: str) -> str:
         return bytes(self.take(self.number("<Q", what), what)).decode("utf-8", "backslashreplace")
 
-    def value(self, kind: int, what: str) -> Json:
+    def value(self, kind: int, what: str) -> tuple[Json, tuple[int, ...]]:
+        """A value and its type."""
         if kind == _STRING:
-            return self.text(what)
+            return self.text(what), (kind,)
         if kind == _ARRAY:
-            return self._array(what)
+            values, items = self._array(what)
+            return values, (kind, items)
         if kind not in _SCALARS:
             raise FormatError(f"{self.place}: {what} has the value type {kind}, which does not exist; fetch it again")
-        return self.number(_SCALARS[kind], what)
+        return self.number(_SCALARS[kind], what), (kind,)
 
-    def _array(self, what: str) -> list[Json]:
+    def _array(self, what: str) -> tuple[list[Json], int]:
         kind, length = self.number("<I", what), self.number("<Q", what)
         if kind in _SCALARS:
             layout = _SCALARS[kind]
             part = self.take(length * struct.calcsize(layout), what)
-            return list(struct.unpack(f"<{length}{layout[1]}", part))
+            return list(struct.unpack(f"<{length}{layout[1]}", part)), kind
         if kind != _STRING:
             raise FormatError(
                 f"{self.place}: {what} is an array of the type {kind}, which is not supported; fetch it again"
             )
         if length * 8 > len(self.data) - self.position:
             raise FormatError(f"{self.place}: {what} claims {length} strings, more than the file has room for")
-        return [self.text(what) for _ in range(length)]
+        return [self.text(what) for _ in range(length)], kind
 
 
 def parse_gguf_header(data: Bytes, place: object) -> GgufHeader:
@@ -104,16 +107,17 @@ def parse_gguf_header(data: Bytes, place: object) -> GgufHeader:
         raise FormatError(f"{place}: is GGUF of {why}, and {VERSIONS} little-endian are read; convert it")
     tensor_count, key_count = cursor.number("<Q", "the tensor count"), cursor.number("<Q", "the key count")
     fields: dict[str, Json] = {}
+    types: dict[str, tuple[int, ...]] = {}
     for number in range(key_count):
         key = cursor.text(f"key {number}")
         if key in fields:
             raise FormatError(f"{place}: the key {shown(key)!r} is there twice; fetch it again")
-        fields[key] = cursor.value(cursor.number("<I", f"key {shown(key)!r}"), f"key {shown(key)!r}")
+        fields[key], types[key] = cursor.value(cursor.number("<I", f"key {shown(key)!r}"), f"key {shown(key)!r}")
     tensors = [_tensor(cursor, number) for number in range(tensor_count)]
     alignment = fields.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise FormatError(f"{place}: general.alignment {alignment!r} is not a power of two; fetch it again")
-    return GgufHeader(fields, tensors, -(-cursor.position // alignment) * alignment)
+    return GgufHeader(fields, tensors, -(-cursor.position // alignment) * alignment, types)
 
 
 def _tensor(cursor: _Cursor, number: int) -> TensorInfo:

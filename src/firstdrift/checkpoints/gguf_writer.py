@@ -16,6 +16,7 @@ from .checkpoint import Array
 from .gguf_file import PLAIN
 from .gguf_layout import heads_of, permuted
 from .gguf_names import FAMILIES, Family, Place, gguf_name
+from .gguf_types import FILE_TYPE, VERSION, file_type, value_type
 from .jobs import Change, Job, change
 from .rounding import Rounding
 from .tensors import Tensor, in_dtype, stored_bytes
@@ -27,6 +28,8 @@ WIDENED = {
     "bool": "i8", "u8": "i16", "u16": "i32", "u32": "i64",
 }  # fmt: skip
 QUANTIZATION_VERSION = 2
+TOKENIZER, NO_TOKENIZER = "tokenizer.ggml.model", "no_vocab"  # llama.cpp then runs on token ids
+EMBEDDING = "token_embd.weight"
 
 
 def write(job: Job) -> tuple[list[Change], list[str]]:
@@ -42,7 +45,7 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
     with replacing_path(job.path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         try:
-            _add_fields(writer, dict(job.metadata), any(tensor.entry.quantized for tensor in tensors))
+            _add_fields(writer, job, tensors, architecture)
             for tensor in tensors:
                 _announce(writer, tensor)
             writer.write_header_to_file()
@@ -56,7 +59,7 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
         finally:
             writer.close()
         job.verify()
-    tokenizer = any(key.startswith("tokenizer.") for key in job.metadata)
+    tokenizer = job.metadata.get(TOKENIZER, NO_TOKENIZER) != NO_TOKENIZER
     return changes, [] if tokenizer else ["the source has no GGUF tokenizer, so that the file has none"]
 
 
@@ -132,25 +135,15 @@ def _announce(writer: Any, tensor: Tensor) -> None:
     writer.add_tensor_info(entry.name, stored, np.dtype(np.uint8), entry.nbytes, raw_dtype=kind)
 
 
-def _add_fields(writer: Any, fields: dict[str, Json], quantized: bool) -> None:
-    for key, value in fields.items():
-        if key != "general.architecture":
-            kind = _kind(value)
-            if kind is not None:
-                writer.add_key_value(key, value, kind, _kind(value[0]) if kind == gguf.GGUFValueType.ARRAY else None)
-    if quantized:
-        writer.add_quantization_version(QUANTIZATION_VERSION)
-
-
-def _kind(value: Json) -> Any:
-    """The GGUF type of a value of JSON; None for what GGUF cannot say."""
-    kinds = gguf.GGUFValueType
-    if isinstance(value, bool):
-        return kinds.BOOL
-    if isinstance(value, int):
-        return kinds.UINT32 if 0 <= value < 2**32 else kinds.INT64
-    if isinstance(value, float):
-        return kinds.FLOAT32
-    if isinstance(value, str):
-        return kinds.STRING
-    return kinds.ARRAY if isinstance(value, list) and value and _kind(value[0]) else None
+def _add_fields(writer: Any, job: Job, tensors: list[Tensor], architecture: str) -> None:
+    """The metadata in GGUF's types, and what it says of the file."""
+    said = dict(job.metadata)
+    said[FILE_TYPE] = file_type([tensor.entry for tensor in tensors], _KINDS, said.get(FILE_TYPE))
+    said.setdefault(VERSION, QUANTIZATION_VERSION)
+    if said.setdefault(TOKENIZER, NO_TOKENIZER) == NO_TOKENIZER:
+        sizes = [tensor.entry.shape[0] for tensor in tensors if tensor.name == EMBEDDING]
+        said |= {f"{architecture}.vocab_size": size for size in sizes}  # where llama.cpp looks for it then
+    for key, value in said.items():
+        kinds = value_type(key, value, job.types, architecture)
+        if key != "general.architecture" and kinds is not None:
+            writer.add_key_value(key, value, *kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..sites import shown
@@ -23,6 +23,7 @@ class Job:
     shard_bytes: int
     advance: Callable[[int], None]
     verify: Callable[[], None]  # called when all is written, before the file appears
+    types: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of metadata that came from GGUF
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def write_tensors(
     shard_bytes: int = DEFAULT_SHARD,
     advance: Callable[[int], None] = lambda nbytes: None,
     verify: Callable[[], None] = lambda: None,
+    types: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Report:
     """Write tensors that are loaded one at a time."""
     writer = load_writer(format, path)
@@ -110,7 +111,9 @@ def write_tensors(
     path = Path(path)
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        changes, notes = writer.write(Job(path, format, ready, metadata or {}, shard_bytes, advance, verify))
+        changes, notes = writer.write(
+            Job(path, format, ready, metadata or {}, shard_bytes, advance, verify, types or {})
+        )
     total = sum(tensor.entry.nbytes for tensor in ready)
     return Report(path, format, len(ready), total, tuple(changes), tuple(notes))
 
