@@ -1,4 +1,4 @@
-"""Strict JSON: non-finite numbers are the strings `nan`, `inf` and `-inf`; nothing else bends the standard."""
+"""Strict JSON: non-finite numbers are the strings `nan`, `inf` and `-inf`, and a key stands once in an object."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import FormatError
+from .sites import shown
 
 Json = Any  # what json.loads returns
 
@@ -18,8 +19,30 @@ def _refuse_constant(text: str) -> Json:
     raise ValueError(f"{text} is not JSON; write the string {text.lower().replace('infinity', 'inf')!r}")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        word = "'inf'" if number > 0 else "'-inf'"
+        raise ValueError(f"{text[:40]} is beyond the largest float64; if it is meant, write the string {word}")
+    return number
+
+
+def without_repetition(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """An object of JSON; a key that is there twice is refused, because a reader would lose one of them."""
+    said = dict(pairs)
+    if len(said) == len(pairs):
+        return said
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            break
+        seen.add(key)
+    raise ValueError(f"the key {shown(key)!r} is there twice")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_repetition)
 # The decoder's own entry, (text, start) -> (value, end): json.loads spends as long around it as in it.
-scan: Callable[[str, int], tuple[Json, int]] = json.JSONDecoder(parse_constant=_refuse_constant).scan_once  # type: ignore[attr-defined]
+scan: Callable[[str, int], tuple[Json, int]] = _DECODER.scan_once  # type: ignore[attr-defined]
 
 
 def decode_object(text: str) -> dict[str, Json]:
@@ -40,6 +63,7 @@ def decode_object(text: str) -> dict[str, Json]:
 
 def encode(value: Json) -> str:
     """One line of strict JSON, ASCII only."""
+    _check_keys(value)
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):
@@ -48,6 +72,20 @@ def encode(value: Json) -> str:
         return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"it cannot be written as JSON ({error})") from None
+
+
+def _check_keys(value: Json) -> None:
+    """Refuse keys that are two in Python and one in JSON, such as 1 and '1': nobody could read the text."""
+    if isinstance(value, Mapping):
+        texts = {key if isinstance(key, str) else str(plain(key)) for key in value}
+        if len(texts) < len(value):
+            raise FormatError(f"two of its keys {', '.join(map(repr, value))[:80]} are one as text; rename one")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for item in value:
+        if isinstance(item, Mapping | list | tuple):
+            _check_keys(item)
 
 
 def plain(value: Json) -> Json:

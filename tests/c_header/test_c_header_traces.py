@@ -205,10 +205,20 @@ def test_default_options_say_who_wrote_it_and_nothing_else(compiled, tmp_path):
     assert said == {"format": "firstdrift-trace", "version": 1, "producer": producer, "rank": 0, "ranks": 1}
 
 
-def test_what_the_writer_says_of_the_format_wins_over_the_callers_header(compiled, tmp_path):
-    header = '{"version":99,"rank":5,"seed":1}'
-    assert run(compiled("driver.c"), opening(tmp_path / "t", header=header), CLOSE)[0] == (OK, "")
-    assert fd.open_trace(tmp_path / "t").header["seed"] == 1
+@pytest.mark.parametrize("key", ["format", "version", "rank", "ranks", "producer", "model", "batch", "gradient_of"])
+def test_a_header_key_that_the_writer_writes_is_refused(compiled, tmp_path, key):
+    said = {"producer": "p", "model": "m", "batch": 1, "reduction": "sum"}
+    header = f'{{ "seed":{{"{key}":[1,"{key}"]}} , "\\u{ord(key[0]):04x}{key[1:]}":5}}'
+    ((code, error),) = run(compiled("driver.c"), opening(tmp_path / "t", header=header, **said))
+    assert code == ARGUMENT
+    assert f'header has the key "{key}", which fd_open writes itself; leave it out' in error
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_header_may_say_what_the_options_do_not(compiled, tmp_path):
+    header = '{"seed":1,"producer":"mine","environment":{"board":7},"model":"m","batch":2}'
+    assert run(compiled("driver.c"), opening(tmp_path / "t", header=header), CLOSE) == [(OK, "")] * 2
+    assert fd.open_trace(tmp_path / "t").header.items() >= json.loads(header).items()
 
 
 def test_ranks_write_where_the_python_writer_writes_them(compiled, tmp_path):
@@ -247,7 +257,9 @@ NOT_OBJECTS = [
     "", "3", "[]", "{", "}", "{}x", "{} ", '{"a"}', '{"a":}', '{"a":1,}', "{1:2}", "{'a':1}", '{"a":01}', '{"a":1.}',
     '{"a":.5}', '{"a":+1}', '{"a":1e}', '{"a":-}', '{"a":NaN}', '{"a":Infinity}', '{"a":tru}', '{"a":nul}', '{"a":"}',
     '{"a":"\\x"}', '{"a":"\\u12g4"}', '{"a":"\\', '{"a":[1,]}', '{"a":[1 2]}', '{"a":[1}', '{"a":{"b":1}', "{,}",
-    '{"a":1 "b":2}', '{"a" 1}',
+    '{"a":1 "b":2}', '{"a" 1}', '{"a":1,"a":1}', '{"b":[{"x":{},"a":",\\"a\\":" , "\\u0061":2}]}',
+    '{"\\/é\\n":1,"c":{},"/\\u00E9\\u000a":1}', '{"😀":1,"\\uD83D\\ude00":2}', '{"a":1e999}', '{"a":-1E309}',
+    '{"a":0.1e310}', '{"a":1.7976931348623159e308}', '{"a":100e99999999999999999999}',
 ]  # fmt: skip
 REFUSED = [
     (put(phase="forward"), SITE, "loss, lossgrad, agrad, grad, grad_scaled, optim, weight_after; use one of these"),
@@ -282,11 +294,12 @@ REFUSED = [
     (put(data=b"", shape=(2**63 - 1, 0)), ARGUMENT, "dimension 9223372036854775807 is negative, or more than memory"),
     (put(data=b"", shape=(1,) * 64 + (0,)), ARGUMENT, "65 dimensions"),
     *((put(attrs=bad), SITE, f"attrs '{bad}' is not a JSON object on one line of up to 4096") for bad in NOT_OBJECTS),
+    (put(attrs='{"a":' + "9" * 309 + "}"), SITE, "numbers that float64 has"),
     (put(attrs='{"a":"\n"}'), SITE, "attrs"),
     (put(attrs='{\n"a":1}'), SITE, "attrs"),
     (put(attrs=b'{"a":"\xff"}'), SITE, "attrs"),
     (put(attrs='{"a":' + "[" * 33 + "]" * 33 + "}"), SITE, "attrs"),
-    (put(attrs='{"a":"' + "x" * 4096 + '"}'), SITE, "bytes; write one"),
+    (put(attrs='{"a":"' + "x" * 4096 + '"}'), SITE, "numbers that float64 has; write one"),
 ]  # fmt: skip
 
 
@@ -324,7 +337,8 @@ def test_a_bad_put_is_refused_by_code_and_text_and_the_rest_is_recorded_but_not_
 TAKEN = [
     "{}", "{ }", '{"a":[]}', '{"a":{}}', '{"a":-0.5e+10,"b":[1, 2,{"c":null}],\t"d":"\\ud83d\\ude00\\/\\n"}',
     '{"é":true}', '{"a":0,"b":-0,"c":1E5,"d":false}', '{"a":' + "[" * 32 + "]" * 32 + "}",
-    '{"a":"' + "x" * 4088 + '"}',
+    '{"a":"' + "x" * 4088 + '"}', '{"a":1,"A":2,"\\u0061b":3,"b":{"a":[1,"a",{"b":1}],"c":"b"},"":4,"c":",\\"a\\":"}',
+    '{"a":1.7976931348623157e308,"b":0.00000179e314,"c":0e999,"d":1e-999,"e":-17e307,"f":0.0,"g":10.0e306}',
 ]  # fmt: skip
 
 

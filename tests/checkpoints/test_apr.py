@@ -272,8 +272,9 @@ def test_an_older_spelling_is_promoted(tmp_path, alias, key):
     assert checkpoint.metadata[key] == 64
 
 
-def test_the_last_of_a_repeated_key_wins(tmp_path):
-    assert opened(tmp_path, build(b'{"name":"a","name":"b"}')).metadata["name"] == "b"
+def test_a_repeated_key_is_refused(tmp_path):
+    with pytest.raises(errors.MetadataError, match="the key 'name' is there twice"):
+        opened(tmp_path, build(b'{"name":"a","name":"b"}'))
 
 
 def test_a_declared_tie_is_an_alias(tmp_path):

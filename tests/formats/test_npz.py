@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zipfile
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
+from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.formats import npz
 from firstdrift.testing import memory_trace
 
@@ -197,3 +199,60 @@ def test_a_compressed_member_that_claims_to_grow_beyond_what_deflate_can_is_refu
     path.write_bytes(data)
     with pytest.raises(fd.FormatError, match=r"member 'x\.npy': claims to grow from \d+ to 4294967294 bytes"):
         fd.open_trace(path)
+
+
+def of_zeros(path, method, count):
+    """An archive with one member that holds `count` bytes of zeros, small when compressed."""
+    np.save(path.with_suffix(".npy"), np.zeros(count, np.uint8))
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.write(path.with_suffix(".npy"), "x.npy")
+    return path
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("count", [1000, 64 << 20])
+def test_a_member_that_would_inflate_beyond_what_is_asked_for_is_refused_before(tmp_path, method, count):
+    path = of_zeros(tmp_path / "a.npz", method, count)
+    tracemalloc.start()
+    try:
+        with pytest.raises(fd.FormatError, match=r"member 'x\.npy': (is compressed by method|claims to grow from)"):
+            fd.open_trace(path)
+        with pytest.raises(fd.FormatError, match=r"member 'x\.npy': (is compressed by method|claims to grow from)"):
+            open_checkpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_that_would_inflate_beyond_its_archive_is_refused_before(tmp_path):
+    path = export({SITE: np.float32([1, 2, 3])}, tmp_path / "a.npz")
+    rewritten(path, lambda members: members.update({npz.INDEX: b" " * (64 << 20)}), zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            fd.FormatError, match=r"would grow to 67108864 bytes in an archive of \d+, which no index does"
+        ):
+            fd.open_trace(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_index_that_somebody_compressed_is_read(tmp_path):
+    path = export({SITE: np.float32([1, 2, 3])}, tmp_path / "a.npz")
+    trace = fd.open_trace(rewritten(path, lambda members: None, zipfile.ZIP_DEFLATED))
+    assert trace.array(SITE).tolist() == [1, 2, 3]
+
+
+def test_a_compressed_member_is_read_without_a_second_copy_in_memory(tmp_path):
+    path = of_zeros(tmp_path / "a.npz", zipfile.ZIP_DEFLATED, 48 << 20)
+    trace = fd.open_trace(path)
+    tracemalloc.start()
+    try:
+        array = trace.array(trace.records[0])
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert array.nbytes == 48 << 20
+    assert not array.any()
+    assert not array.flags.writeable

@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as numpy_format
@@ -15,6 +15,7 @@ from ..atomic import replacing_path
 from ..dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
 from ..errors import FirstdriftError, FormatError, TraceExistsError, storage
 from ..records import Record
+from ..scratch import scratch
 from ..traces import Array, Trace
 from . import carried
 from .border import without_raising
@@ -24,8 +25,10 @@ from .npy import NpyHeader, read_npy_header
 
 NAME = "npz"
 INDEX = "__firstdrift__.json"
-MAX_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 16 << 20  # of an index that is larger than the archive it lies in
 MAX_DEFLATE_RATIO = 1100  # deflate cannot do better than 1032 to 1; a claim above this is a lie
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile inflates by any other beyond what it is asked for
+INFLATED = 1 << 20  # bytes inflated at a time
 _LOCAL_HEADER = 30
 _END_RECORD = 22
 
@@ -134,8 +137,15 @@ def _check_claims(info: zipfile.ZipInfo, size: int, place: str) -> None:
         raise FormatError(
             f"{place}: is stored, and yet claims {info.file_size} bytes of {info.compress_size}; save it again"
         )
-    if info.filename == INDEX and info.file_size > MAX_INDEX_BYTES:
-        raise FormatError(f"{place}: {info.file_size} bytes are no index; export the trace again")
+    if info.compress_type not in METHODS:
+        raise FormatError(
+            f"{place}: is compressed by method {info.compress_type}, not by deflate (8); save it with numpy"
+        )
+    if info.filename == INDEX and info.file_size > max(size, MAX_INDEX_BYTES):
+        raise FormatError(
+            f"{place}: would grow to {info.file_size} bytes in an archive of {size}, which no index does; export the "
+            "trace again"
+        )
 
 
 def _check_frame(file: BinaryIO, size: int, archive: zipfile.ZipFile, path: Path) -> None:
@@ -161,15 +171,28 @@ def _reader(path: Path, member: str, header: NpyHeader) -> Callable[[], Array]:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(member) as file:
                 file.read(header.offset)
-                data = file.read(header.nbytes)
+                flat, found = _inflated(file, header)
+        except FirstdriftError:
+            raise
         except Exception as error:  # as in `read`: one thing to us
             raise FormatError(f"{path}, member {member!r}: cannot be read ({error}); save it again") from None
-        if len(data) != header.nbytes:
-            raise FormatError(f"{path}, member {member!r}: {header.nbytes} bytes expected, {len(data)} found")
-        flat = np.frombuffer(data, header.stored)
+        if found != header.nbytes:
+            raise FormatError(f"{path}, member {member!r}: {header.nbytes} bytes expected, {found} found")
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     return read_member
+
+
+def _inflated(file: IO[bytes], header: NpyHeader) -> tuple[Array, int]:
+    """The numbers of a member, and how many bytes of them were there; a piece at a time, a large one in a file."""
+    flat = scratch((header.nbytes // header.stored.itemsize,), header.stored)
+    data = flat.view(np.uint8)
+    found = 0
+    while found < header.nbytes and (part := file.read(min(INFLATED, header.nbytes - found))):
+        data[found : found + len(part)] = np.frombuffer(part, np.uint8)
+        found += len(part)
+    flat.flags.writeable = False
+    return flat, found
 
 
 def _as(reader: Callable[[], Array], record: Record) -> Callable[[], Array]:

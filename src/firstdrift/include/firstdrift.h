@@ -476,7 +476,100 @@ static const char *fd__json_string(const char *s)
     return s + 1;
 }
 
-/* Where a JSON value ends; NULL where it is none. */
+static int32_t fd__hexadecimal(const char *s)
+{
+    int32_t unit = 0;
+    for (int i = 0; i < 4; i++)
+        unit = unit << 4 | (s[i] <= '9' ? s[i] - '0' : (s[i] & 7) + 9);
+    return unit;
+}
+
+/* The next character of a JSON string that was checked, its escape undone. */
+static int32_t fd__json_char(const char **text)
+{
+    static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    const char *s = *text;
+    if (*s != '\\')
+        return fd__next(text);
+    *text += s[1] == 'u' ? 6 : 2;
+    if (s[1] != 'u')
+        return meant[strchr(letters, s[1]) - letters];
+    const int32_t unit = fd__hexadecimal(s + 2), low = s[6] == '\\' && s[7] == 'u' ? fd__hexadecimal(s + 8) : 0;
+    if (unit < 0xD800 || unit >= 0xDC00 || low < 0xDC00 || low >= 0xE000)
+        return unit;
+    *text += 6;
+    return 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00);
+}
+
+/* Whether two JSON strings say the same: a key may be spelled with escapes. */
+static int fd__json_same(const char *one, const char *other)
+{
+    for (one++, other++; *one != '"' && *other != '"';)
+        if (fd__json_char(&one) != fd__json_char(&other))
+            return 0;
+    return *one == *other;
+}
+
+/* The key that follows another in an object that was checked up to `end`; NULL where there is none. */
+static const char *fd__json_next_key(const char *s, const char *end)
+{
+    for (int depth = 0, value = 0; s < end; s++) {
+        if (*s == '"') {
+            if (value && depth == 0)
+                return s;
+            s = fd__json_string(s) - 1;
+        }
+        value = depth == 0 && *s == ',' ? 1 : *s == ' ' || *s == '\t' ? value : 0;
+        depth += (*s == '{' || *s == '[') - (*s == '}' || *s == ']');
+    }
+    return NULL;
+}
+
+/* Whether a key stands between the first one of an object and `end`. */
+static int fd__json_has(const char *first, const char *end, const char *key)
+{
+    for (; first && first < end; first = fd__json_next_key(first, end))
+        if (fd__json_same(first, key))
+            return 1;
+    return 0;
+}
+
+/* Whether a number that was checked is one of float64: readers refuse 1e999. */
+static int fd__json_is_finite(const char *s, const char *end)
+{
+    static const char most[] = "179769313486231580793"; /* with 308 digits behind it, this is infinite */
+    char digits[sizeof most] = "000000000000000000000";
+    int64_t exponent = -1, said = 0;
+    size_t count = 0;
+    int point = 0, negative;
+    for (s += *s == '-'; s < end && *s != 'e' && *s != 'E'; s++)
+        if (*s == '.')
+            point = 1;
+        else if (count || *s != '0') {
+            exponent += !point;
+            if (count < sizeof most - 1)
+                digits[count++] = *s;
+        } else
+            exponent -= point;
+    s += s < end;
+    negative = s < end && *s == '-';
+    for (s += s < end && (*s == '-' || *s == '+'); s < end; s++)
+        said = said < 1000000 ? 10 * said + (*s - '0') : said;
+    exponent += negative ? -said : said;
+    return !count || exponent < 308 || (exponent == 308 && strcmp(digits, most) < 0);
+}
+
+static const char *fd__json_number(const char *start)
+{
+    const char *s = start + (*start == '-');
+    s = *s == '0' ? s + 1 : fd__json_digits(s);
+    if (s && *s == '.')
+        s = fd__json_digits(s + 1);
+    s = s && (*s == 'e' || *s == 'E') ? fd__json_digits(s + 1 + (s[1] == '+' || s[1] == '-')) : s;
+    return s && fd__json_is_finite(start, s) ? s : NULL;
+}
+
+/* Where a JSON value ends; NULL where it is none, or has a key twice, which readers refuse. */
 static const char *fd__json(const char *s, int depth)
 {
     const char close = *s == '{' ? '}' : ']';
@@ -484,18 +577,14 @@ static const char *fd__json(const char *s, int depth)
         return fd__json_string(s);
     if (!strncmp(s, "true", 4) || !strncmp(s, "null", 4) || !strncmp(s, "false", 5))
         return s + (*s == 'f' ? 5 : 4);
-    if (*s != '{' && *s != '[') {
-        s += *s == '-';
-        s = *s == '0' ? s + 1 : fd__json_digits(s);
-        if (s && *s == '.')
-            s = fd__json_digits(s + 1);
-        return s && (*s == 'e' || *s == 'E') ? fd__json_digits(s + 1 + (s[1] == '+' || s[1] == '-')) : s;
-    }
+    if (*s != '{' && *s != '[')
+        return fd__json_number(s);
     if (*(s = fd__blank(s + 1)) == close)
         return s + 1;
-    for (; depth; s = fd__blank(s + 1)) {
+    for (const char *first = s; depth; s = fd__blank(s + 1)) {
         if (close == '}') {
-            if ((s = fd__json_string(s)) == NULL || *(s = fd__blank(s)) != ':')
+            const char *key = s;
+            if ((s = fd__json_string(s)) == NULL || fd__json_has(first, key, key) || *(s = fd__blank(s)) != ':')
                 return NULL;
             s = fd__blank(s + 1);
         }
@@ -555,7 +644,7 @@ static int fd__check_site(fd__core *core, const fd_site *site)
                         "say -1 where there is no sample, layer or order");
     if (site->attrs && !fd__is_object(site->attrs, FD__ATTRS))
         return fd__fail(core, FD_ERROR_SITE, "attrs '", site->attrs, "' is not a JSON object on one line of up to 4096 "
-                        "bytes; write one");
+                        "bytes, with each key once and numbers that float64 has; write one");
     if (site->from_count < 0 || site->from_count > FD__FROM || (site->from_count && !site->from))
         return fd__fail(core, FD_ERROR_SITE, "from_count does not count the names in from, 256 at most; correct it");
     if (site->from_count && !strcmp(site->phase, "optim"))
@@ -732,6 +821,26 @@ FD_DEF fd_site fd_make_site(int64_t step, const char *phase, const char *name)
     return site;
 }
 
+static int fd__in_header(const fd_options *options, const char *quoted)
+{
+    const char *first = options->header ? fd__blank(options->header + 1) : "}";
+    return *first == '"' && fd__json_has(first, first + strlen(first), quoted);
+}
+
+/* A key of the caller's header that would stand there twice; NULL if there is none. */
+static const char *fd__taken(const fd_options *options)
+{
+    const struct { const char *key; int written; } own[] = {
+        {"\"format\"", 1}, {"\"version\"", 1}, {"\"rank\"", 1}, {"\"ranks\"", 1},
+        {"\"producer\"", options->producer != NULL}, {"\"model\"", options->model != NULL},
+        {"\"batch\"", options->batch != 0}, {"\"gradient_of\"", options->reduction != NULL},
+    };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (own[i].written && fd__in_header(options, own[i].key))
+            return own[i].key;
+    return NULL;
+}
+
 static int fd__check_options(fd__core *core, const fd_options *options)
 {
     if (options->ranks < 1 || options->ranks > 10000 || options->rank < 0 || options->rank >= options->ranks)
@@ -744,7 +853,11 @@ static int fd__check_options(fd__core *core, const fd_options *options)
         return fd__fail(core, FD_ERROR_ARGUMENT, "reduction '", options->reduction, "' is not mean or sum; use one");
     if (options->header && !fd__is_object(options->header, FD__HEADER))
         return fd__fail(core, FD_ERROR_ARGUMENT, "header '", options->header, "' is not a JSON object on one line of "
-                        "up to 65536 bytes; write one");
+                        "up to 65536 bytes, with each key once and numbers that float64 has; write one");
+    const char *taken = fd__taken(options);
+    if (taken)
+        return fd__fail(core, FD_ERROR_ARGUMENT, "header has the key ", taken, ", which fd_open writes itself; leave it "
+                        "out, and set the option of this name, if there is one");
     if ((options->producer && fd__check_text(core, "producer", options->producer, 0)) ||
         (options->model && fd__check_text(core, "model", options->model, 0)))
         return core->error = FD_ERROR_ARGUMENT;
@@ -755,15 +868,18 @@ static void fd__header(fd__core *core, const fd_options *options)
 {
     const char *more = options->header ? fd__blank(options->header + 1) : "}";
     fd__text(core, "{");
-    if (*more != '}') { /* first, because of two equal keys readers take the last: the writer's own */
+    if (*more != '}') {
         fd__bytes(core, more, strlen(more) - 1);
         fd__text(core, ",");
     }
     fd__text(core, "\"format\":\"firstdrift-trace\",\"version\":1");
-    fd__quoted(core, ",\"producer\":", options->producer ? options->producer : "firstdrift.h 0.1.0");
+    if (!fd__in_header(options, "\"producer\""))
+        fd__quoted(core, ",\"producer\":", options->producer ? options->producer : "firstdrift.h 0.1.0");
 #ifdef __VERSION__ /* rounding may depend on it */
-    fd__quoted(core, ",\"environment\":{\"compiler\":", __VERSION__);
-    fd__text(core, "}");
+    if (!fd__in_header(options, "\"environment\"")) {
+        fd__quoted(core, ",\"environment\":{\"compiler\":", __VERSION__);
+        fd__text(core, "}");
+    }
 #endif
     fd__number(core, ",\"rank\":", options->rank);
     fd__number(core, ",\"ranks\":", options->ranks);

@@ -37,4 +37,9 @@ def annotate(path: Path, details: Mapping[Site, Mapping[str, Json]], header: Map
 
 def _with(line: str, said: Mapping[str, Json] | None) -> str:
     """The line with keys added at its end; everything else of it stays to the byte."""
-    return f"{line.rstrip()[:-1]},{encode(dict(said))[1:-1]}}}" if said else line
+    if not said:
+        return line
+    known = decode_object(line)
+    if known.keys() & said.keys():  # a key may stand once in a line
+        return encode(known | dict(said))
+    return f"{line.rstrip()[:-1]},{encode(dict(said))[1:-1]}}}"
