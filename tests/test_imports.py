@@ -45,7 +45,7 @@ LAYERS = [
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},
-    {"errors", "_version", "taps", "_guard"},
+    {"errors", "_version", "taps", "regular", "_guard"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 

@@ -19,6 +19,7 @@ from .arrays import as_array
 from .atomic import replacing
 from .dtypes import ML_NAMES, dtype_name
 from .errors import FormatError, SiteError, storage
+from .regular import open_regular, read_regular
 from .sites import check_name, whole
 from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan, parse_stage
 
@@ -131,9 +132,7 @@ def stage_path(plan: SavePlan, stage: str, layer: int) -> Path:
 
 def read_header(path: str | os.PathLike[str]) -> StageHeader:
     """The header of a stage file, checked against the size of the file before anything is allocated."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise FormatError(f"{path}: is not a regular file; give the path of an APRT stage file")  # a pipe would hang
-    with storage(path, "read the stage file", "check the path"), open(path, "rb") as file:
+    with storage(path, "read the stage file", "check the path"), open_regular(path) as file:
         header = StageHeader.parse(file.read(HEADER_BYTES), os.fspath(path))
         size = os.fstat(file.fileno()).st_size
     if size != header.total_size:
@@ -147,8 +146,8 @@ def read_header(path: str | os.PathLike[str]) -> StageHeader:
 def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[np.float32]]:
     """The header and the values of a stage file."""
     header = read_header(path)
-    with storage(path, "read the stage file", "check the path"):
-        values = np.fromfile(path, "<f4", count=header.dim_product, offset=HEADER_BYTES)
+    with storage(path, "read the stage file", "check the path"), open_regular(path) as file:
+        values = np.fromfile(file, "<f4", count=header.dim_product, offset=HEADER_BYTES)
     if values.size != header.dim_product:
         raise FormatError(f"{path}: {header.dim_product} values expected, {values.size} read; it changed while reading")
     return header, values
@@ -157,9 +156,6 @@ def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[
 def is_stage_file(path: str | os.PathLike[str]) -> bool:
     """Whether the first four bytes can be read and are the magic."""
     try:
-        if not Path(path).is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(4) == MAGIC
+        return read_regular(path, 4) == MAGIC
     except (OSError, ValueError):
         return False

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError, storage
+from .regular import check_regular
 from .scratch import scratch
 
 guard: ModuleType | None
@@ -40,9 +41,7 @@ class MappedFile:
     def __init__(self, path: Path, stamp: Stamp | None = None, *, grows: bool = False) -> None:
         self.path = path
         with storage(path, "read it", "check that it still exists and that you may read it"):
-            if not path.is_file():  # a pipe would hang
-                path.stat()
-                raise FormatError(f"{path}: is not a regular file; name one that is")
+            check_regular(path)
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self._close = weakref.finalize(self, os.close, self._descriptor)  # when nobody holds it any longer
         self._stamp = stamp_of(os.fstat(self._descriptor)) if stamp is None or grows else stamp

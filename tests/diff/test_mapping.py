@@ -267,9 +267,8 @@ def test_a_file_is_read_with_its_name_in_errors(tmp_path, loader):
             read_map(path)
     with pytest.raises(FormatError, match="map: it has more than 8 MiB"):
         parse_map(" " * (MAX_BYTES + 1))
-    for missing in (tmp_path, tmp_path / "none.yml"):
-        with pytest.raises(StorageError, match=r"cannot read the map \(.*\); check that it exists"):
-            read_map(missing)
+    with pytest.raises(StorageError, match=r"cannot read the map \(.*\); check that it exists"):
+        read_map(tmp_path / "none.yml")
 
 
 # What a map may not say

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import FormatError, storage
+from ..regular import read_regular
 from ..strict_json import Json, without_repetition
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -13,8 +14,8 @@ MAX_CONFIG_BYTES = 16 << 20
 
 def read_json_object(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Json]:
     """One JSON object; a key that is there twice is refused, because a reader would lose one of them."""
-    with storage(path, "read it", "check that it exists and that you may read it"), open(path, "rb") as file:
-        data = file.read(most + 1)
+    with storage(path, "read it", "check that it exists and that you may read it"):
+        data = read_regular(path, most + 1)
     if len(data) > most:
         raise FormatError(f"{path}: is larger than {most} bytes, which no such file is; fetch it again")
     try:

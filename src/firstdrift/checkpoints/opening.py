@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import FormatError, storage
+from ..regular import read_regular
 from .checkpoint import Checkpoint
 from .safetensors_file import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded
 
@@ -23,10 +24,7 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
             from .hf_directory import open_directory
 
             return open_directory(path)
-        if not path.is_file():
-            raise FormatError(f"{path}: is not a regular file; name a checkpoint")
-        with open(path, "rb") as file:
-            start = file.read(16)
+        start = read_regular(path, 16)
     return open_file(path, start)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CaptureError, NotFoundError, SelectionError
+from ..regular import check_regular
 
 
 def load_function(place: str) -> Callable[[], Any]:
@@ -17,8 +18,9 @@ def load_function(place: str) -> Callable[[], Any]:
     path = Path(file)
     if not file or not name or path.suffix != ".py":
         raise SelectionError(f"{place!r} does not name a function; write FILE.py:function")
-    if not path.is_file():
+    if not path.exists():
         raise NotFoundError(f"{file}: there is no such file; write FILE.py:function")
+    check_regular(path)
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -19,6 +19,7 @@ from ..dtypes import ML_NAMES
 from ..errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..mapped import MappedFile, stamp_of
 from ..records import Record
+from ..regular import check_regular, open_regular
 from ..sites import PHASE_RANK, Site, check_site, default_port
 from ..traces import Array, Trace
 from .border import naming, without_raising
@@ -175,9 +176,7 @@ def _within_a_probe(found: tuple[Site, Path]) -> tuple[bool, bool, str, Path]:
 
 
 def _header(file: Path) -> NpyHeader:
-    if not file.is_file():
-        raise FormatError(f"{file}: is not a regular file; remove or rename it")  # a pipe would hang
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         return read_npy_header(stream, file.stat().st_size, str(file))
 
 
@@ -223,6 +222,7 @@ def _parent(directory: Path) -> Path:
 
 def _read_manifest(file: Path) -> list[str]:
     with storage(file, "read the probe list", _READABLE):
+        check_regular(file)
         if file.stat().st_size > MAX_MANIFEST:
             raise FormatError(f"{file}: {file.stat().st_size} bytes are no probe list; one probe a line is expected")
         try:

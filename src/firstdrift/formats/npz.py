@@ -15,6 +15,7 @@ from ..atomic import replacing_path
 from ..dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
 from ..errors import FirstdriftError, FormatError, TraceExistsError, storage
 from ..records import Record
+from ..regular import open_regular
 from ..scratch import scratch
 from ..traces import Array, Trace
 from . import carried
@@ -58,7 +59,7 @@ def read(path: Path) -> Trace:
 
 def read_archive(path: Path) -> Archive:
     """What an archive holds, every claim checked against the file."""
-    with storage(path, "read the archive", "check that it exists and that you may read it"), open(path, "rb") as file:
+    with storage(path, "read the archive", "check that it exists and that you may read it"), open_regular(path) as file:
         try:
             return _read(path, file)
         except FirstdriftError:
@@ -169,7 +170,7 @@ def _data_start(file: BinaryIO, info: zipfile.ZipInfo, place: str) -> int:
 def _reader(path: Path, member: str, header: NpyHeader) -> Callable[[], Array]:
     def read_member() -> Array:
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            with open_regular(path) as whole, zipfile.ZipFile(whole) as archive, archive.open(member) as file:
                 file.read(header.offset)
                 flat, found = _inflated(file, header)
         except FirstdriftError:

@@ -13,6 +13,7 @@ import numpy as np
 from ..atomic import replacing_path
 from ..errors import FirstdriftError, FormatError, NotATraceError, SiteError, TraceExistsError, storage
 from ..records import tensor_bytes
+from ..regular import check_regular, open_regular
 from ..scratch import scratch
 from ..sites import Site
 from ..strict_json import Json, decode_object
@@ -125,6 +126,7 @@ def _read_file(file: Path, number: int) -> tuple[dict[str, Stored], str | None]:
     """The tensors of one file with their places, and the index it carries."""
     from safetensors import SafetensorError, safe_open
 
+    check_regular(file)
     try:
         with safe_open(file, "np") as opened:
             metadata = opened.metadata() or {}
@@ -134,7 +136,7 @@ def _read_file(file: Path, number: int) -> tuple[dict[str, Stored], str | None]:
             ]
     except SafetensorError as error:
         raise FormatError(f"{file}: not a valid safetensors file ({error}); download or export it again") from None
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         offset = 8 + int.from_bytes(stream.read(8), "little")  # the library has checked that nothing lies between
     stored: dict[str, Stored] = {}
     for key, kind, shape in claims:
@@ -174,6 +176,7 @@ def _read_shards(index: Path) -> tuple[list[Path], dict[str, Stored], list[str]]
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    check_regular(index)
     if index.stat().st_size > MAX_INDEX_BYTES:
         raise FormatError(f"{index}: {index.stat().st_size} bytes are no shard index; fetch it again")
     try:

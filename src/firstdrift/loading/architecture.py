@@ -11,6 +11,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
 from ..errors import FirstdriftError, FormatError, NotFoundError, StorageError, WeightsError
+from ..regular import read_regular
 from ..strict_json import Json
 from .families import family_of_metadata, family_of_names, hybrid_of, is_encoder, may_tell
 from .identifiers import ARCHITECTURE, ENCODER, FAMILY, MAGIC, OPEN
@@ -207,8 +208,7 @@ def _weights_in(directory: Path) -> bool:
 def _first_bytes(path: Path) -> bytes:
     if not path.is_file():
         return b""
-    with open(path, "rb") as file:
-        return file.read(4)
+    return read_regular(path, 4)
 
 
 def _with_id(error: FirstdriftError, identifier: str) -> FirstdriftError:

@@ -7,7 +7,7 @@ purpose. Nothing that a map does not say is done to a tensor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
@@ -51,10 +51,21 @@ class LoadMap:
     """A map, its lines as they were written."""
 
     lines: tuple[Line, ...] = ()
+    _exact: dict[str, Line] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _patterns: list[Line] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for line in self.lines:
+            if line.source.exact:
+                self._exact.setdefault(line.source.literals[0], line)
+            else:
+                self._patterns.append(line)
 
     def find(self, name: str) -> tuple[Line, Captures] | None:
         """The line that speaks of a tensor of the file: a plain name before `{}` before `*`, then the earlier one."""
-        found = [(line, captures) for line in self.lines if (captures := line.source.match(name)) is not None]
+        if name in self._exact:  # without a search: a map may have a line for each of ten thousands of tensors
+            return self._exact[name], {}
+        found = [(line, captures) for line in self._patterns if (captures := line.source.match(name)) is not None]
         return min(found, key=lambda one: one[0].source.rank, default=None)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FormatError, NotFoundError, SelectionError, storage
+from ..regular import check_regular
 from . import shards, texts
 from .shards import Tokens, check_range, open_shard
 from .texts import Encoder, encode_files
@@ -27,7 +28,8 @@ def find_corpus(path: str | os.PathLike[str]) -> Corpus:
     root = Path(path)
     if not root.exists():
         raise NotFoundError(f"{root}: there is no such file or directory; name text or token shards with --data")
-    if root.is_file():
+    if not root.is_dir():
+        check_regular(root)
         return Corpus(root, (root,), root.suffix in shards.SUFFIXES)
     with storage(root, "list the directory", "check that you may read it"):
         found = sorted(_files(root))

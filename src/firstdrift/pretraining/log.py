@@ -7,6 +7,7 @@ from typing import TextIO
 
 from ..atomic import replacing
 from ..errors import FormatError, storage
+from ..regular import read_regular
 from ..strict_json import Json, decode_object, encode, with_floats
 from .fields import check_fields
 
@@ -42,7 +43,7 @@ class Log:
 def read_log(path: Path) -> list[dict[str, Json]]:
     """The events of a log. A torn last line, as a killed run leaves it, is no event; any other is an error."""
     with storage(path, "read the log", "check that it is there"):
-        lines = path.read_text("utf-8", errors="replace").split("\n")
+        lines = read_regular(path).decode("utf-8", "replace").split("\n")
     whole, torn = lines[:-1], lines[-1]
     del torn  # what has no end of line was never whole
     events = []

@@ -17,6 +17,7 @@ from ..decoder.settings import DecoderConfig
 from ..errors import FirstdriftError, FormatError, NotFoundError, StorageError
 from ..loading.architecture import GGUF_TIED_BY, Architecture, architecture_of, require_decoder
 from ..loading.identifiers import ARCHITECTURE, MAGIC, OPEN
+from ..regular import read_regular
 from ..strict_json import Json
 from .tokenizing import EMBEDDED
 
@@ -89,5 +90,4 @@ def _container(path: Path) -> bool:
     """Whether a file has the magic of a container that describes itself, and is broken behind it."""
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
-        return file.read(4) in CONTAINERS
+    return read_regular(path, 4) in CONTAINERS

@@ -25,6 +25,7 @@ from ..checkpoints.checkpoint import Array
 from ..checkpoints.writing import write_checkpoint
 from ..decoder.config_json import to_config
 from ..errors import storage
+from ..regular import open_regular
 from ..strict_json import Json, plain
 from .directories import replacing_directory
 from .optimizing import state_of
@@ -87,7 +88,7 @@ def save_checkpoint(
 def checksum(file: Path) -> str:
     """The CRC-32 of a file's bytes."""
     value = 0
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         while data := opened.read(_CHUNK):
             value = crc32(np.frombuffer(data, np.uint8), value)
     return f"{value:08x}"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, StorageError, storage
+from ..regular import check_regular
 
 SUFFIXES = (".npy", ".bin")
 Tokens = NDArray[Any]  # one axis of unsigned or signed whole numbers
@@ -27,6 +28,7 @@ _READ = "check that it exists and that you may read it"
 def open_shard(path: Path, vocab_size: int) -> Tokens:
     """The tokens of one file, all of them below `vocab_size`."""
     with storage(path, "read the shard", _READ):
+        check_regular(path)
         tokens = _open_npy(path) if path.suffix == ".npy" else _open_bin(path, vocab_size)
     check_range(tokens, vocab_size, path)
     return tokens

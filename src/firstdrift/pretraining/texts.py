@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import FormatError, storage
+from ..regular import read_regular
 from ..strict_json import decode_object
 from .shards import Tokens
 
@@ -48,7 +49,7 @@ def documents(files: Sequence[Path]) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     with storage(path, "read the text", "check that it exists and that you may read it"):
-        data = path.read_bytes()
+        data = read_regular(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from ..checkpoints.opening import open_checkpoint
 from ..decoder.embedded_tokenizer import embedded
 from ..decoder.tokenizing import tokenizers_library
 from ..errors import FirstdriftError, FormatError, NotFoundError, storage
+from ..regular import check_regular, read_regular
 from .identifiers import VOCABULARY
 from .vocabulary import LARGEST, TOKENIZER, VOCAB, count_entries
 
@@ -53,6 +54,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a directory, of one of its files, or of a checkpoint that embeds one."""
     if _is_checkpoint(path):
         return _from_checkpoint(path)
+    if path.exists() and not path.is_dir():
+        check_regular(path)
     directory = path if path.is_dir() else path.parent
     file = path if path.is_file() else directory / TOKENIZER
     if file.name == VOCAB or not file.is_file():
@@ -62,7 +65,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
     library = _from_vocabulary(file) if file.name == VOCAB else _from_file(file)
     names = tokenizer_files(directory) if path.is_dir() else [file.name]
     with storage(directory, "read the tokenizer", "check that you may read it"):
-        return Tokenizer(library, _end(library, directory), {name: (directory / name).read_bytes() for name in names})
+        return Tokenizer(library, _end(library, directory), {name: read_regular(directory / name) for name in names})
 
 
 def _from_checkpoint(path: Path) -> Tokenizer:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ..errors import FormatError, SiteError, VersionError, storage
+from ..regular import open_regular
 from ..sites import check_index, check_name
 from ..store.layout import MAX_LINE, PROGRAM
 from ..strict_json import Json, decode_object
@@ -42,7 +43,7 @@ def read_program(trace: Trace) -> Program | None:
     file = trace.path / PROGRAM
     if trace.format != "trace" or not file.is_file():
         return None
-    with storage(file, "read the program", "check that you may read it"), open(file, "rb") as stream:
+    with storage(file, "read the program", "check that you may read it"), open_regular(file) as stream:
         try:
             return _Reading(file, trace).read(stream)
         except RecursionError:
@@ -152,7 +153,7 @@ class _Reading:
 
     def _parse(self, number: int) -> Step:
         span = self.spans[number]
-        with storage(self.file, "read the program", "check that you may read it"), open(self.file, "rb") as stream:
+        with storage(self.file, "read the program", "check that you may read it"), open_regular(self.file) as stream:
             stream.seek(span.offset)
             raw = [stream.readline(MAX_LINE + 1) for _ in range(span.lines)]
         lines = [self._object(line, span.number + at) for at, line in enumerate(raw)]

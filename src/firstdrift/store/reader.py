@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import FormatError, storage
 from ..records import Record
+from ..regular import open_regular, read_regular
 from ..sites import Site
 from ..strict_json import Json
 from ..traces import Trace
@@ -84,7 +85,7 @@ def _read_header(path: Path, problems: list[str]) -> dict[str, Json]:
             f"{file}: has {file.stat().st_size} bytes, more than {MAX_HEADER}; this is not a trace header"
         )
     try:
-        text = file.read_bytes().decode("utf-8")
+        text = read_regular(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{file}: is not UTF-8 at byte {error.start}; restore it or record the trace again") from None
     return parse_header(text, file)
@@ -96,7 +97,7 @@ def _read_index(path: Path, problems: list[str]) -> tuple[list[Record], bool]:
     if not file.is_file():
         problems.append(f"{INDEX} is missing: the writer stopped before its first tensor")
         return [], False
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         reader = IndexReader(stream, file)
         lines = list(reader)
         alive = reader.end is None and is_held(stream.fileno())
@@ -158,6 +159,6 @@ def _check_ranks(path: Path, header: dict[str, Json], problems: list[str]) -> No
 def _has_end_line(index: Path) -> bool:
     if not index.is_file():
         return False
-    with open(index, "rb") as file:
+    with open_regular(index) as file:
         file.seek(max(0, index.stat().st_size - 64))
         return re.search(rb'\{\s*"end"\s*:\s*\d+\s*\}\s*$', file.read()) is not None

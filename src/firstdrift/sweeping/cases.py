@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..errors import FormatError, SelectionError, storage
+from ..regular import read_regular
 from ..strict_json import Json, decode_object, encode, plain
 
 Case = dict[str, Json]
@@ -142,7 +143,11 @@ def _value(text: str) -> Json:
 
 def _read(path: Path) -> list[Case]:
     with storage(path, "read the cases", "give a file with one JSON object a line"):
-        lines = path.read_text("utf-8").splitlines()
+        data = read_regular(path)
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not UTF-8 at byte {error.start}; save it as plain text") from None
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -11,6 +11,7 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import FormatError, TraceExistsError, TraceInUseError, storage
+from ..regular import read_regular
 from ..store.lock import acquire
 from ..strict_json import Json, decode_object, encode, plain
 from .cases import RUNNING, Case, directory_of, key_of
@@ -76,7 +77,7 @@ class Ledger:
         """The first line of the file; the whole rows after it are kept, a torn one at its end is cut off."""
         if not self.path.is_file():
             return None
-        data = self.path.read_bytes()
+        data = read_regular(self.path)
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(self.path, whole)

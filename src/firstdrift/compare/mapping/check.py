@@ -33,8 +33,12 @@ def check_map(mapping: Mapping, reference: Iterable[Site], candidate: Iterable[S
             raise _idle(line, ours, "reference", mapping)
         _check_targets(line, won[id(line)], by_name, lists[1])
     _check_sources(rules, theirs)
+    named: dict[str, list[Site]] = {}
+    for site in theirs:
+        named.setdefault(site.name, []).append(site)
     for line in mapping.candidate_ignore:
-        if not any(_takes(line, site) for site in theirs):
+        asked = named.get(line.reference.literals[0], ()) if line.reference.exact else theirs
+        if not any(_takes(line, site) for site in asked):
             raise _idle(line, theirs, "candidate", mapping)
 
 
@@ -66,7 +70,8 @@ def _names_lists(line: Line, lists: tuple[set[str], set[str]], by_name: dict[str
     what is below them has lines of its own."""
     if len(line.candidates) != 1 or line != Line(line.place, line.reference, line.candidates):
         return False
-    found = [captures for name in sorted(lists[0]) if (captures := line.reference.match(name)) is not None]
+    names = lists[0] & {line.reference.literals[0]} if line.reference.exact else lists[0]
+    found = [captures for name in sorted(names) if (captures := line.reference.match(name)) is not None]
     targets = [line.candidates[0].fill(captures) for captures in found]
     if targets and not any(target in lists[1] or target in by_name for target in targets):
         raise _nothing_named(line, line.candidates[0], targets[0], (*by_name, *lists[1]))

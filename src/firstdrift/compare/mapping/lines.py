@@ -91,6 +91,21 @@ class Rule:
         return self.line.ignore
 
 
+class ByName:
+    """Lines by the plain name they speak of, and those with placeholders: a long map is not searched line by line."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.exact: dict[str, list[Line]] = {}
+        self.patterns: list[Line] = []
+        for line in lines:
+            same = self.exact.setdefault(line.reference.literals[0], []) if line.reference.exact else self.patterns
+            same.append(line)
+
+    def winner(self, site: Site) -> Rule | None:
+        """What the most specific line for a site says."""
+        return _winner(self.exact.get(site.name, ()), site) or _winner(self.patterns, site)
+
+
 @dataclass(frozen=True, slots=True)
 class Mapping:
     """A map: its lines in the order of the file, and the candidate's names that it leaves out.
@@ -104,13 +119,12 @@ class Mapping:
     written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     written_ignore: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     _found: dict[tuple[str, str, str], Rule | None] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _exact: dict[str, list[Line]] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _patterns: list[Line] = field(default_factory=list, init=False, compare=False, repr=False)
+    _by_name: ByName = field(init=False, compare=False, repr=False)
+    _ignored: ByName = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for line in self.lines:
-            same = self._exact.setdefault(line.reference.literals[0], []) if line.reference.exact else self._patterns
-            same.append(line)
+        object.__setattr__(self, "_by_name", ByName(self.lines))
+        object.__setattr__(self, "_ignored", ByName(self.candidate_ignore))
 
     def find(self, site: Site) -> Rule | None:
         """What the map says about a site of the reference; of several lines the most specific one.
@@ -120,12 +134,12 @@ class Mapping:
         """
         key = (site.phase, site.name, site.port)
         if key not in self._found:  # the same tensor comes again with every step, call and sample
-            self._found[key] = _winner(self._exact.get(site.name, ()), site) or _winner(self._patterns, site)
+            self._found[key] = self._by_name.winner(site)
         return self._found[key]
 
     def ignores_candidate(self, site: Site) -> str | None:
         """Why the map leaves this site of the candidate out; None when it does not."""
-        rule = _winner(self.candidate_ignore, site)
+        rule = self._ignored.winner(site)
         return None if rule is None else rule.ignore
 
     def check(self, reference: Iterable[Site], candidate: Iterable[Site]) -> None:

@@ -118,10 +118,12 @@ def _candidates(reference: Pattern, value: Any, place: str) -> tuple[Pattern, ..
     if not names:
         raise FormatError(f"{place}: candidate is an empty list; name one")
     patterns = tuple(options.name_pattern(name, "candidate", place) for name in names)
-    for number, pattern in enumerate(patterns):
+    joined: set[Pattern] = set()
+    for pattern in patterns:
         options.check_placeholders(reference, pattern, place)
-        if pattern in patterns[:number]:
+        if pattern in joined:
             raise FormatError(f"{place}: {pattern.text!r} is joined twice; name each candidate once")
+        joined.add(pattern)
     return patterns
 
 

@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FormatError, storage
+from ...regular import read_regular
 
 if TYPE_CHECKING:
     from yaml import Event, Node, YAMLError
@@ -30,8 +31,8 @@ class Table(dict[str, Any]):
 def read_text(path: str | PathLike[str]) -> str:
     """The text of a mapping file."""
     place = fspath(path)
-    with storage(path, "read the map", "check that it exists and that you may read it"), open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
+    with storage(path, "read the map", "check that it exists and that you may read it"):
+        content = read_regular(path, MAX_BYTES + 1)
     check_size(len(content), place)
     try:
         return content.decode("utf-8-sig")
