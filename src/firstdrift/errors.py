@@ -25,8 +25,18 @@ from contextlib import contextmanager
 from os import PathLike
 
 
+def printable(text: str) -> str:
+    """A text of several lines for people: what a terminal would act on is escaped, line feeds are not."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class FirstdriftError(Exception):
     """Base of every error that firstdrift raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # names from files are in it, and it may end on a terminal
 
 
 class FormatError(FirstdriftError, ValueError):

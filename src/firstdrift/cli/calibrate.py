@@ -9,7 +9,7 @@ import click
 
 from .counting import counted
 from .factories import load_function
-from .options import debug_option, json_option, print_json
+from .options import debug_option, json_option, print_json, say
 
 GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
 
@@ -44,7 +44,7 @@ def command(place: str, out: str, runs: int, train: bool, seed: int | None, forc
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(str(found))
+        say(str(found))
 
 
 def _given(returned: Any, place: str) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ..errors import printable
 from .options import debug_option, json_option, print_json
+from .options import say as echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,9 +55,9 @@ def command(bug: str, batches: int, batch: int, steps: int, seed: int, out: str,
 
     if bug == "list":
         for one in known_bugs().values():
-            click.echo(f"{one.name:<20} {one.what}")
+            echo(f"{one.name:<20} {one.what}")
         return
-    chosen, say = find_bug(bug), _quiet if as_json else click.echo
+    chosen, say = find_bug(bug), _quiet if as_json else echo
     if (why := _cannot_run()) is not None:
         _end(_recorded(bug, steps, why, say), None, bug, None, as_json, why)
     directory = Path(out)
@@ -86,9 +88,9 @@ def _cannot_run() -> str | None:
 def _recorded(bug: str, steps: int, why: str, say: Callable[[str], None]) -> list[Batch]:
     from ..kws.recorded import recorded_batch
 
-    click.echo(f"firstdrift: {why}; until then, recorded traces of one clip are compared", err=True)
+    echo(f"firstdrift: {why}; until then, recorded traces of one clip are compared", err=True)
     if steps > 1:
-        click.echo("firstdrift: further steps were not recorded; --steps is left out", err=True)
+        echo("firstdrift: further steps were not recorded; --steps is left out", err=True)
     found = [recorded_batch(bug)]
     _heading(say)
     _line(found[0], say)
@@ -157,10 +159,10 @@ def _end(
     if as_json:
         print_json(said)
     else:
-        click.echo(f"\n$ firstdrift diff {shown.reference} {shown.candidate}\n")
-        click.echo(render(shown.result, limit=REPORT_LINES))
+        echo(f"\n$ firstdrift diff {shown.reference} {shown.candidate}\n")
+        echo(render(shown.result, limit=REPORT_LINES))
         if not any(batch.result.exit_code for batch in found):
-            click.echo(f"\n{QUESTION}\n{_wrapped(answer(found))}")
+            echo(f"\n{QUESTION}\n{_wrapped(answer(found))}")
     click.get_current_context().exit(_exit_code(found))
 
 
@@ -212,7 +214,7 @@ def _bar(total: int, say: Callable[[str], None]) -> Iterator[Callable[[str], Non
 
         def tell(line: str) -> None:
             if shared and say is not _quiet:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
             else:
                 say(line)
             bar.advance(task)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress
+from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress, say
 
 if TYPE_CHECKING:
     from ..compare.result import Result
@@ -79,7 +79,7 @@ def command(
     else:
         from ..report import render
 
-        _print(render(result, ranked=ranked, quiet=quiet, limit=limit, colour=_colour()))
+        say(render(result, ranked=ranked, quiet=quiet, limit=limit, colour=_colour()), colour=_colour())
     ctx.exit(result.exit_code)
 
 
@@ -104,7 +104,7 @@ def _write_map(reference: str, candidate: str, target: Path, options: dict[str, 
     alignment = align_traces(reference, candidate, **asked).alignment
     with storage(target, "write the map", "choose a path that you may write"):
         target.write_text(write_map(alignment, mapping), "utf-8")
-    click.echo(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
+    say(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
 
 
 def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:
@@ -116,7 +116,7 @@ def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bo
     else:
         from ..report.values import render_values
 
-        _print(render_values(found, quiet=quiet))
+        say(render_values(found, quiet=quiet))
     return found.exit_code
 
 
@@ -141,9 +141,3 @@ def _bytes_on_disk(*paths: str) -> int:
 
 def _colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _print(text: str) -> None:
-    """Print to a terminal or log of any encoding; what it cannot show is spelled out."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import debug_option, json_option, print_json
+from .options import debug_option, json_option, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,4 +104,4 @@ def _print(what: RenderableType) -> None:
     console = Console()
     with console.capture() as captured:
         console.print(what)
-    click.echo("\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n"))
+    say("\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n"), colour=console.is_terminal)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..sites import shown
 from .options import (
     debug_option,
     json_option,
@@ -15,6 +16,7 @@ from .options import (
     phase_option,
     print_json,
     progress,
+    say,
     sites,
     sizes,
 )
@@ -88,12 +90,12 @@ def command(
             }
         )
     else:
-        click.echo(
+        say(
             "\n".join(
                 [
                     f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}",
-                    *(f"  {role}: {', '.join(keys)}" for role, keys in said.items()),
-                    *(f"  {n}" for n in notes),
+                    *(f"  {role}: {', '.join(map(shown, keys))}" for role, keys in said.items()),
+                    *(f"  {shown(n)}" for n in notes),
                 ]
             )
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import debug_option, json_option, order_option, print_json, progress
+from .options import debug_option, json_option, order_option, print_json, progress, say
 
 if TYPE_CHECKING:
     from ..replay.isolation import Isolated
@@ -45,7 +45,7 @@ def command(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(text_of(found))
+        say(text_of(found))
     click.get_current_context().exit(found.exit_code)
 
 

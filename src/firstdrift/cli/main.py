@@ -10,6 +10,7 @@ import click
 
 from .._version import __version__
 from ..errors import FirstdriftError
+from .options import say
 
 COMMANDS = {
     "c-header": "c_header",
@@ -65,8 +66,8 @@ class LazyGroup(click.Group):
 
     def _report(self, ctx: click.Context, sentence: str) -> None:
         if ctx.meta.get("firstdrift.debug"):
-            traceback.print_exc()
-        click.echo(sentence, err=True)
+            say(traceback.format_exc(), err=True)
+        say(sentence, err=True)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..errors import printable
 from ..strict_json import Json, plain
 
 SHOW_PROGRESS_FROM = 64 << 20  # bytes; less than this is done before a bar could be read
@@ -29,11 +31,26 @@ only_option = click.option("--only", multiple=True, metavar="GLOB", help="Only n
 phase_option = click.option("--phase", multiple=True, metavar="GLOB", help="Only phases that match; may be repeated.")
 
 
+_COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
+
+
+def say(text: str, *, err: bool = False, colour: bool = False) -> None:
+    """The one way to print: what a terminal would act on is escaped, and so is what its encoding cannot show.
+
+    Where `colour` says that the text was coloured by us, colours are left; their names were escaped before.
+    """
+    stream = sys.stderr if err else sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    parts = _COLOUR.split(text) if colour else [text]
+    safe = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
+    click.echo(safe.encode(encoding, "backslashreplace").decode(encoding), err=err, color=colour or None)
+
+
 def print_json(value: Json) -> None:
     """One strict JSON object, readable by people too."""
     import json
 
-    click.echo(json.dumps(plain(value), indent=1, allow_nan=False))
+    say(json.dumps(plain(value), indent=1, allow_nan=False))
 
 
 def sites(count: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .counting import counted
-from .options import debug_option, json_option, only_option, phase_option, print_json
+from .options import debug_option, json_option, only_option, phase_option, print_json, say
 
 if TYPE_CHECKING:
     from ..sensitivity import Power
@@ -42,7 +42,7 @@ def command(
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(_text(found))
+        say(_text(found))
 
 
 def _text(found: Power) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import CaptureError, SelectionError
-from .options import debug_option, json_option, print_json
+from .options import debug_option, json_option, print_json, say
 
 if TYPE_CHECKING:
     from ..pretraining.preparing import Prepared, Request
@@ -97,7 +97,7 @@ def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json:
     except TrainingError as error:
         if as_json:
             print_json({"schema": SCHEMA, "error": str(error)})
-        click.echo(f"firstdrift: {error}", err=True)
+        say(f"firstdrift: {error}", err=True)
         code = FAILED_CHECK
     click.get_current_context().exit(code)
 
@@ -171,15 +171,15 @@ def _finish(run: Path, outcome: Outcome, target_given: bool, target: float, as_j
     if as_json:
         print_json({**run_json(run), "schema": SCHEMA, "outcome": outcome.to_json(), "target_missed": missed})
     else:
-        click.echo(run_text(run))
+        say(run_text(run))
         if outcome.tokens_per_second:
-            click.echo(f"  {outcome.seconds:.1f} s, {outcome.tokens_per_second:,.0f} tokens/s")
+            say(f"  {outcome.seconds:.1f} s, {outcome.tokens_per_second:,.0f} tokens/s")
     if outcome.reason == INTERRUPTED:
-        click.echo(f"firstdrift: interrupted after step {outcome.step}; go on with --resume {run}", err=True)
+        say(f"firstdrift: interrupted after step {outcome.step}; go on with --resume {run}", err=True)
         return COULD_NOT
     if missed:
         reached = "not known" if outcome.val_loss is None else f"{outcome.val_loss:.3f}"
-        click.echo(f"firstdrift: the validation loss is {reached}, and --val-loss-target is {target:g}", err=True)
+        say(f"firstdrift: the validation loss is {reached}, and --val-loss-target is {target:g}", err=True)
         return FAILED_CHECK
     return 0
 
@@ -211,7 +211,7 @@ def _dry_json(prepared: Prepared) -> dict[str, Any]:
 
 def _say(lines: list[str], as_json: bool) -> None:
     for line in lines if not as_json else ():
-        click.echo(line)
+        say(line)
 
 
 @contextmanager

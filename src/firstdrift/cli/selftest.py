@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .options import debug_option, json_option, print_json
+from .options import debug_option, json_option, print_json, say
 
 SCHEMA = "firstdrift-selftest-v1"
 
@@ -26,10 +26,10 @@ def command(as_json: bool) -> None:
         if not as_json:
             mark = "found" if was_found else "NOT FOUND"
             place = "noise" if plant.phase is None else f"{plant.phase} {plant.site}"
-            click.echo(f"{mark:<9} {plant.name:<32} {place}")
+            say(f"{mark:<9} {plant.name:<32} {place}")
     lost = [row for row in rows if not row["found"]]
     if as_json:
         print_json({"schema": SCHEMA, "planted": len(rows), "found": len(rows) - len(lost), "plants": rows})
     else:
-        click.echo(f"{len(rows) - len(lost)} of {len(rows)} as they should be")
+        say(f"{len(rows) - len(lost)} of {len(rows)} as they should be")
     click.get_current_context().exit(1 if lost else 0)

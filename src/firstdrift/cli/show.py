@@ -18,6 +18,7 @@ from .options import (
     phase_option,
     print_json,
     progress,
+    say,
     sites,
     sizes,
 )
@@ -76,9 +77,9 @@ def command(
         listed = [record.to_json() if name is None else _tensor_json(opened, record, limit) for record in chosen]
         print_json(_trace_json(opened) | {"sites": listed})
     elif name is None:
-        click.echo(listing(opened, chosen))
+        say(listing(opened, chosen))
     else:
-        click.echo("\n".join(tensor_text(opened, record, limit) for record in chosen))
+        say("\n".join(tensor_text(opened, record, limit) for record in chosen))
     if not opened.complete:
         click.get_current_context().exit(2)
 
@@ -103,13 +104,11 @@ def _show_program(trace: Trace, records: list[Record], as_json: bool) -> None:
         print_json(_trace_json(trace) | {"sites": sites, "program_problems": list(found.problems)})
         return
     unknown = "the program does not say how it was made"
-    click.echo(
-        "\n\n".join(f"{site}: {unknown}" if one is None else program_text(one[0], site, one[1]) for site, one in made)
-    )
+    say("\n\n".join(f"{site}: {unknown}" if one is None else program_text(one[0], site, one[1]) for site, one in made))
     for note in dict.fromkeys(note for _, one in made if one is not None for note in one[0].notes):
-        click.echo(f"note: {shown(note)}")
+        say(f"note: {shown(note)}")
     for problem in found.problems:
-        click.echo(f"problem: {shown(problem)}", err=True)
+        say(f"problem: {shown(problem)}", err=True)
 
 
 def _is_run(path: str) -> bool:
@@ -126,7 +125,7 @@ def _show_run(path: str, as_json: bool) -> None:
     if as_json:
         print_json(run_json(Path(path)))
     else:
-        click.echo(run_text(Path(path)))
+        say(run_text(Path(path)))
 
 
 def listing(trace: Trace, records: list[Record]) -> str:

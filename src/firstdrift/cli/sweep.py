@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .diff import REDUCTIONS
-from .options import debug_option, json_option, only_option, order_option, phase_option, print_json
+from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, say
 
 if TYPE_CHECKING:
     from ..sweeping.rows import Row
@@ -115,7 +115,7 @@ def _run(
     if as_json:
         print_json(result.to_json())
     else:
-        click.echo(render(result, limit=limit, quiet=quiet))
+        say(render(result, limit=limit, quiet=quiet))
     return result.exit_code
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..sites import shown as escaped
 from ..stages import DEFAULT_LAYERS, default_directory
 from .counting import counted
-from .options import debug_option, json_option, print_json, progress, sizes
+from .options import debug_option, json_option, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
     from ..decoder.tracing import Traced
@@ -83,7 +84,7 @@ def command(
     if as_json:
         print_json(traced.to_json())
     else:
-        click.echo(text_of(traced))
+        say(text_of(traced))
 
 
 def text_of(traced: Traced) -> str:
@@ -102,4 +103,4 @@ def text_of(traced: Traced) -> str:
         lines.append(f"{traced.agreeing} of {len(asked.teacher)} given tokens are what it would have chosen")
     total = sizes(sum(size for _, size in files))
     lines.append(f"{traced.tensors} tensors, {total}, in {asked.plan.directory}")
-    return "\n".join([*lines, *(f"note: {note}" for note in traced.notes)])
+    return "\n".join([*lines, *(f"note: {escaped(note)}" for note in traced.notes)])

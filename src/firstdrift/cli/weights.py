@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import debug_option, json_option, print_json, progress, sizes
+from .options import debug_option, json_option, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
     from ..checkpoints.inspection import Inspected, Inspection
@@ -55,7 +55,7 @@ def inspect(path: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(inspection_text(found))
+        say(inspection_text(found))
     click.get_current_context().exit(1 if found.broken else 0)
 
 
@@ -92,7 +92,7 @@ def convert(
     if as_json:
         print_json({"schema": SCHEMA_CONVERT, **report.to_json()})
     else:
-        click.echo(report_text(report))
+        say(report_text(report))
 
 
 def inspection_text(found: Inspection) -> str:
@@ -122,6 +122,8 @@ def inspection_text(found: Inspection) -> str:
 
 def report_text(report: Report) -> str:
     """What was written, and what is not as it was."""
+    from ..sites import shown
+
     rounded = [change for change in report.changes if change.changed]
     same, exact, values = (
         report.tensors - len(report.changes),
@@ -132,9 +134,9 @@ def report_text(report: Report) -> str:
         [
             f"{report.path}: {report.format}, {report.tensors} tensors, {sizes(report.nbytes)}",
             f"  {same} tensors bit for bit, {exact} exactly in another dtype, {len(rounded)} rounded ({values} values)",
-            *(f"  {change}" for change in rounded[:10]),
+            *(f"  {shown(str(change))}" for change in rounded[:10]),
             *([f"  and {len(rounded) - 10} more; --json lists them"] if len(rounded) > 10 else []),
-            *(f"  note: {note}" for note in report.notes),
+            *(f"  note: {shown(note)}" for note in report.notes),
         ]
     )
 

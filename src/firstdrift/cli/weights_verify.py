@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import CaptureError, SelectionError, TraceExistsError, WeightsError, storage
+from ..sites import shown
 from .factories import load_function
-from .options import debug_option, json_option, print_json, progress, sizes
+from .options import debug_option, json_option, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
     from ..loading.diff_result import CheckpointDifference, TensorDifference
@@ -53,12 +54,12 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
         if as_json:
             print_json(_failure_json(model, checkpoint, error))
         else:
-            click.echo(str(error))
+            say(str(error))
         click.get_current_context().exit(DOES_NOT_FIT)
     if as_json:
         print_json({**loaded.to_json(), "verdict": "same", "model": model})
     else:
-        click.echo(_verified(loaded, model))
+        say(_verified(loaded, model))
 
 
 @click.command("diff", short_help="Compare two checkpoints tensor by tensor.")
@@ -90,7 +91,7 @@ def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(_text(found))
+        say(_text(found))
     if target is not None:
         _write_map(found, target)
     click.get_current_context().exit(found.exit_code)
@@ -108,7 +109,7 @@ def _write_map(found: CheckpointDifference, target: Path) -> None:
 
     with storage(target, "write the map", "choose a path that you may write"):
         target.write_text(map_of_difference(found), "utf-8")
-    click.echo(f"{target}: map written; read it, then give it as map= or --map", err=True)
+    say(f"{target}: map written; read it, then give it as map= or --map", err=True)
 
 
 def _model(place: str) -> Any:
@@ -143,9 +144,10 @@ def _verified(loaded: Loaded, model: str) -> str:
     how = f"{loaded.rounded} values rounded to the model's dtypes" if loaded.rounded else "bit for bit"
     lines = [f"same: all {loaded.count} tensors of {model} ({sizes(size)}) arrive from {loaded.source}, {how}"]
     for what, names in (("not used", loaded.extra), ("dropped by the map", loaded.dropped)):
-        lines += [f"  {what}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"] if names else []
-    lines += [f"  {arrival.name} is also {', '.join(arrival.tied)}" for arrival in loaded.proof if arrival.tied]
-    lines += [f"  note: {note}" for note in loaded.notes]
+        lines += [f"  {what}: {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}"] if names else []
+    tied = [arrival for arrival in loaded.proof if arrival.tied]
+    lines += [f"  {shown(arrival.name)} is also {', '.join(map(shown, arrival.tied))}" for arrival in tied]
+    lines += [f"  note: {shown(note)}" for note in loaded.notes]
     return "\n".join(lines)
 
 
@@ -169,14 +171,14 @@ def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str,
 def _text(found: CheckpointDifference) -> str:
     """What is not the same, a line each, and the verdict."""
     told = [one for one in found.tensors if one.verdict != "same"]
-    width = max((len(one.name) for one in told[:SHOWN]), default=0)
+    width = max((len(shown(one.name)) for one in told[:SHOWN]), default=0)
     lines = [_line(one, width) for one in told[:SHOWN]]
     lines += [f"... and {len(told) - SHOWN} more; --json has all"] if len(told) > SHOWN else []
-    lines += [f"only in the candidate: {name}" for name in found.candidate_only[:SHOWN]]
+    lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:SHOWN]]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items()) or "no tensor"
     return "\n".join([*lines, f"{found.verdict}: {counts}"])
 
 
 def _line(one: TensorDifference, width: int) -> str:
     label = f" [{one.label}]" if one.label else ""
-    return f"{one.verdict:<8} {one.name:<{width}}  {one.sentence}{label}".rstrip()
+    return f"{one.verdict:<8} {shown(one.name):<{width}}  {shown(one.sentence)}{label}".rstrip()

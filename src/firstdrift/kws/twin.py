@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import FirstdriftError
+from ..errors import FirstdriftError, printable
 from ..live.sides import one_thread
 from ..sites import PHASES
 from ..tracing import trace
@@ -160,7 +160,7 @@ def main(
         click.echo(f"twin: {error}", err=True)
         sys.exit(2)
     if note:
-        click.echo(f"note: {note}")
+        click.echo(f"note: {printable(note)}")
     for loss in losses:
         click.echo(f"mean_loss={loss:.6f}")
 
