@@ -1222,8 +1222,12 @@ static int fd__split(fd_manifest *manifest, size_t size)
 
 FD_DEF int fd_manifest_parse(fd_manifest *manifest, const char *text, size_t size)
 {
+    if (manifest == NULL)
+        return FD_ERROR_ARGUMENT;
     memset(manifest, 0, sizeof *manifest);
     strcpy(manifest->core.path, "the probe manifest");
+    if (size && text == NULL)
+        return fd__fail(&manifest->core, FD_ERROR_ARGUMENT, "its text is NULL; give one probe name a line");
     if (size && size < sizeof manifest->text)
         memcpy(manifest->text, text, size);
     return fd__split(manifest, size);
@@ -1232,9 +1236,13 @@ FD_DEF int fd_manifest_parse(fd_manifest *manifest, const char *text, size_t siz
 #ifndef FD_NO_STDIO
 FD_DEF int fd_manifest_load(fd_manifest *manifest, const char *path)
 {
+    if (manifest == NULL)
+        return FD_ERROR_ARGUMENT;
     memset(manifest, 0, sizeof *manifest);
     fd__core *core = &manifest->core;
-    if (fd__path(core, path ? path : ""))
+    if (path == NULL)
+        return fd__fail(core, FD_ERROR_ARGUMENT, "the path of the probe manifest is NULL; give one");
+    if (fd__path(core, path))
         return core->error;
     errno = 0;
     FILE *file = fopen(core->path, "rb");
@@ -1247,7 +1255,7 @@ FD_DEF int fd_manifest_load(fd_manifest *manifest, const char *path)
 }
 #endif
 
-FD_DEF const char *fd_manifest_error_text(const fd_manifest *manifest) { return manifest->core.text; }
+FD_DEF const char *fd_manifest_error_text(const fd_manifest *manifest) { return manifest ? manifest->core.text : ""; }
 
 FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tensor *tensor)
 {
@@ -1260,7 +1268,7 @@ FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tenso
     const int known = fd__phase(phase, length, 1);
     fd_site site = fd_make_site(to->step, known < 0 ? phase : fd__phases[known].name, "loss");
     if (layer < to->probe_count)
-        site.name = layer < 0 ? NULL : to->probes[layer];
+        site.name = layer < 0 || !to->probes ? NULL : to->probes[layer];
     site.port = phase[length] ? phase + length + 1 : NULL;
     site.sample = known < 0 || !fd__phases[known].port || strcmp(fd__phases[known].port, "out") ? -1 : to->sample;
     site.op = to->op;
