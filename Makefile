@@ -3,16 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all check bench install clean
+.PHONY: demo test test-all test-engines check bench install clean
 
 demo: $(STAMP)
 	$(BIN)/firstdrift demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow and not engines"
 
 test-all: $(STAMP)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto -m "not engines"
+
+# Other engines read what is written for them. They are large, and nothing else needs them.
+test-engines: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[engines]'
+	$(BIN)/pytest -m engines
 
 check: $(STAMP)
 	$(BIN)/ruff format --check bench docs src tests setup.py --exclude '*.md'

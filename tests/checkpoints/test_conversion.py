@@ -205,6 +205,17 @@ def test_whole_numbers_of_a_config_become_the_floats_that_llama_cpp_expects(tmp_
     assert "the source has no GGUF tokenizer" in report.notes[-1]
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_vectors_in_gguf_stay_wide_because_llama_cpp_aborts_at_others(tmp_path, dtype):
+    write_checkpoint(tmp_path / "a.safetensors", weights().items(), format="safetensors", metadata=LLAMA)
+    convert(tmp_path / "a.safetensors", tmp_path / "a.gguf", dtype=dtype)
+    convert(tmp_path / "a.safetensors", tmp_path / "half.safetensors", dtype=dtype)
+    convert(tmp_path / "half.safetensors", tmp_path / "b.gguf")
+    for name in ("a", "b"):
+        entries = open_checkpoint(tmp_path / f"{name}.gguf").entries.values()
+        assert {(len(entry.shape), entry.dtype) for entry in entries} == {(1, "f32"), (2, dtype)}
+
+
 def test_every_type_of_a_key_is_kept(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"):

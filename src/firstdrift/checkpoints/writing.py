@@ -106,7 +106,8 @@ def write_tensors(
 ) -> Report:
     """Write tensors that are loaded one at a time."""
     writer = load_writer(format, path)
-    ready = [holdable(asked_for(tensor, dtype), writer.DTYPES, writer.WIDENED, format) for tensor in tensors]
+    asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
+    ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
     _refuse_repetition(ready)
     path = Path(path)
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
@@ -131,6 +132,12 @@ def load_writer(format: str, path: str | PathLike[str]) -> Writer:
 def format_of(path: Path) -> str | None:
     """The format that a file's name asks for."""
     return next((format for suffix, format in SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def _dtype_of(tensor: Tensor, format: str, dtype: str | None) -> str | None:
+    """The dtype that is asked for; llama.cpp multiplies by vectors in float32 and aborts at any narrower one."""
+    narrow = format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or tensor.entry.dtype) in ("f16", "bf16")
+    return "f32" if narrow else dtype
 
 
 def _refuse_repetition(tensors: list[Tensor]) -> None:
