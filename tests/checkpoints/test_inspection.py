@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from firstdrift.checkpoints.inspection import inspect_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
+from firstdrift.loading.difference import diff_checkpoints
 
 from .samples import some_tensors
 
@@ -107,3 +108,15 @@ def test_the_command_exits_with_0_for_a_sound_checkpoint_and_2_for_none(tmp_path
     result = run(tmp_path / "nothing")
     assert result.exit_code == 2
     assert "cannot read the checkpoint" in result.stderr
+
+
+def test_layers_are_listed_in_natural_order(tmp_path):
+    names = [f"layers.{number}.weight" for number in range(12)]
+    write_checkpoint(tmp_path / "a.safetensors", [(n, np.ones(2)) for n in sorted(names)], format="safetensors")
+    found = inspect_checkpoint(tmp_path / "a.safetensors")
+    assert [tensor.entry.name for tensor in found.tensors] == names
+    own = ["z", *names, "a"]  # neither order: the writer's own
+    write_checkpoint(tmp_path / "b.npz", [(name, np.ones(2)) for name in own], format="npz")
+    assert [tensor.entry.name for tensor in inspect_checkpoint(tmp_path / "b.npz").tensors] == own
+    difference = diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "a.safetensors")
+    assert [one.name for one in difference.tensors] == names

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..strict_json import Json
 
 Array = NDArray[np.generic]
 MAX_DIMS = 64
+_DIGITS = re.compile(r"([0-9]+)")
 MAX_BYTES = 2**63 - 1
 
 
@@ -146,6 +148,16 @@ class Checkpoint:
             raise FormatError(f"{self.path}: the checkpoint was closed; open it again")
         self.check_unchanged()
         return self.entry(name)
+
+
+def in_natural_order(names: Iterable[str]) -> list[str]:
+    """Names with layer 2 before layer 10 where they are sorted as text; any other order is somebody's own, and kept."""
+    given = list(names)
+    return sorted(given, key=_natural) if given == sorted(given) else given
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 def plain_bytes(place: str, dtype: str, shape: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from os import PathLike
 from .._kernels import stats
 from ..strict_json import Json
 from .about import described
-from .checkpoint import Array, Checkpoint, Entry
+from .checkpoint import Array, Checkpoint, Entry, in_natural_order
 from .hf_directory import FORMAT as HF
 from .hf_directory import tokenizer_files
 from .initial import initial_distribution
@@ -75,7 +75,7 @@ def inspect_checkpoint(path: str | PathLike[str], advance: Callable[[int], None]
     """Read every number of a checkpoint once."""
     with open_checkpoint(path) as checkpoint:
         tensors = []
-        for entry in checkpoint.entries.values():
+        for entry in map(checkpoint.entry, in_natural_order(checkpoint.entries)):
             tensors.append(inspect_tensor(entry, checkpoint.array(entry.name)))
             advance(entry.nbytes)
         checkpoint.check_unchanged()

@@ -14,7 +14,7 @@ from ..causes.agreement import distance
 from ..causes.evidence import Evidence
 from ..causes.hypotheses import Hypothesis, explain
 from ..causes.weight import weight_grids, weight_layouts, weight_values, weights
-from ..checkpoints.checkpoint import Array, Checkpoint
+from ..checkpoints.checkpoint import Array, Checkpoint, in_natural_order
 from ..checkpoints.opening import open_checkpoint
 from ..checkpoints.rounding import FLOATS, as_dtype
 from ..compare.result import Cause
@@ -73,8 +73,8 @@ def compare(
         found[one.name] = one
     explained = {other for one in found.values() if one.verdict == "moved" for other in one.others}
     twins = {name: twin for name in theirs_only if name not in explained and (twin := tied_to(theirs, name))}
-    left = tuple(name for name in theirs_only if name not in explained and name not in twins)
-    tensors = tuple(found[name] for name in ours.entries)
+    left = tuple(in_natural_order(name for name in theirs_only if name not in explained and name not in twins))
+    tensors = tuple(found[name] for name in in_natural_order(ours.entries))
     for side in (ours, theirs):
         side.check_unchanged()
     return CheckpointDifference(str(ours.path), str(theirs.path), tensors, left, twins)
