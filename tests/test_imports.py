@@ -45,7 +45,7 @@ LAYERS = [
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},
-    {"errors", "_version", "taps", "regular", "_guard"},
+    {"errors", "_version", "taps", "regular", "interrupts", "_guard"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 
@@ -55,8 +55,13 @@ def loaded_by(statement):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_importing_firstdrift_loads_numpy_and_nothing_heavier():
+def test_importing_firstdrift_loads_nothing_heavy():
     modules = loaded_by("import firstdrift")
+    assert not {name.split(".")[0] for name in modules} & {*HEAVY, "numpy"}
+
+
+def test_using_firstdrift_loads_numpy_and_nothing_heavier():
+    modules = loaded_by("import firstdrift; firstdrift.Writer, firstdrift.open_trace")
     assert "numpy" in modules
     assert not {name.split(".")[0] for name in modules} & set(HEAVY)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
+from .. import interrupts
 from .._version import __version__
 from ..errors import FirstdriftError
 from .options import say
@@ -50,6 +52,8 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except FirstdriftError as error:
+            if interrupts.heard():  # what a library made of it
+                self._end(ctx)
             self._report(ctx, f"firstdrift: {error}")
             ctx.exit(COULD_NOT_TELL)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -58,11 +62,17 @@ class LazyGroup(click.Group):
             self._report(ctx, f"firstdrift: cannot write the output ({error.strerror or error}); free some space")
             ctx.exit(COULD_NOT_TELL)
         except KeyboardInterrupt:  # click's own way out would be 1, which is a drift
-            self._report(ctx, "firstdrift: interrupted")
-            ctx.exit(COULD_NOT_TELL)
+            self._end(ctx)
         except Exception as error:
+            if interrupts.heard():
+                self._end(ctx)
             self._report(ctx, f"firstdrift: internal error, {type(error).__name__}: {error}; --debug shows where")
             ctx.exit(INTERNAL_ERROR)
+
+    def _end(self, ctx: click.Context) -> NoReturn:
+        interrupts.ignore_more()
+        self._report(ctx, interrupts.LINE)
+        ctx.exit(interrupts.EXIT_CODE)
 
     def _report(self, ctx: click.Context, sentence: str) -> None:
         if ctx.meta.get("firstdrift.debug"):
