@@ -438,3 +438,57 @@ def test_a_terminal_shows_a_bar_for_both_engines(tmp_path):
         )  # fmt: skip
         assert "loading" in shown, engine
         assert "stages" in shown, engine
+
+
+@pytest.mark.parametrize("format", ["aprt", "trace"])
+@pytest.mark.parametrize("engine", ["decoder", "transformers"])
+@pytest.mark.parametrize("when", ["loading", "running"])
+def test_a_failed_trace_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch, format, engine, when):
+    model = directory(tmp_path / "model")
+    arguments = (
+        model, "--save-tensor", "all", "--tokens", IDS, "--generate", 2, "--output", tmp_path / "out",
+        "--format", format, "--engine", engine,
+    )  # fmt: skip
+    with monkeypatch.context() as broken:
+        if when == "loading":
+            broken.setattr("firstdrift.decoder.tracing._engine", failing)
+        else:
+            broken.setattr("firstdrift.decoder.native.NativeTrace.begin", failing_from_the_second_step)
+            broken.setattr("firstdrift.decoder.recording.StageFiles.begin", failing_from_the_second_step)
+        failed = said(*arguments)
+    assert (failed.exit_code, failed.output) == (2, "firstdrift: it does not work; mend it\n")
+    assert not (tmp_path / "out").exists()
+    again = said(*arguments)
+    assert again.exit_code == 0, again.output
+    assert "earlier run" not in again.output
+
+
+def failing(*arguments):
+    raise fd.CaptureError("it does not work; mend it")
+
+
+def failing_from_the_second_step(recording, step, tokens):
+    if step:
+        raise fd.CaptureError("it does not work; mend it")
+    recording._step, recording._at = step, recording._directory / "step-0"
+
+
+def test_a_model_that_cannot_be_loaded_does_not_cost_the_trace_that_was_there(tmp_path, monkeypatch):
+    model = directory(tmp_path / "model")
+    arguments = (model, "--save-tensor", "lm_head", "--tokens", IDS, "--output", tmp_path / "t", "--format", "trace")
+    assert said(*arguments).exit_code == 0
+    before = (tmp_path / "t" / "index.jsonl").read_bytes()
+    monkeypatch.setattr("firstdrift.decoder.tracing._engine", failing)
+    assert said(*arguments, "--force").exit_code == 2
+    assert (tmp_path / "t" / "index.jsonl").read_bytes() == before
+    assert "holds a trace already" in said(*arguments).output
+
+
+def test_a_directory_that_was_there_stays_with_what_others_put_in_it(tmp_path, monkeypatch):
+    model = directory(tmp_path / "model")
+    (tmp_path / "out" / "layer-0").mkdir(parents=True)
+    (tmp_path / "out" / "layer-0" / "notes.txt").write_text("mine")
+    monkeypatch.setattr("firstdrift.decoder.recording.StageFiles.begin", failing_from_the_second_step)
+    arguments = ("--save-tensor", "all", "--tokens", IDS, "--generate", 2, "--output", tmp_path / "out")
+    assert said(model, *arguments).exit_code == 2
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["layer-0", "notes.txt"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..arrays import as_array
-from ..errors import storage
+from ..errors import FirstdriftError, storage
 from ..sites import Site
 from ..stages import EXECUTION_RANK, INDEX_PAYLOAD, INPUT, PRODUCERS, WHOLE_MODEL
+from ..store.directory import forget
 from ..store.writer import Writer
 from ..strict_json import Json
 from .recording import BEFORE_ROPE, Selection
@@ -47,6 +49,7 @@ class NativeTrace:
         self._selection = selection
         self._step = 0
         self._directory = directory
+        self._was_there = directory.exists()
         self._writer = Writer(directory, overwrite=overwrite, **header)
 
     def begin(self, step: int, tokens: Sequence[int]) -> None:
@@ -74,9 +77,13 @@ class NativeTrace:
         """End the trace."""
         self._writer.close()
 
-    def abort(self) -> None:
-        """Leave the trace without its end line."""
-        self._writer.abort()
+    def discard(self) -> None:
+        """Take the trace back."""
+        with suppress(FirstdriftError, OSError):  # the failure before it is told
+            self._writer.abort()
+            forget([self._directory])
+            if not self._was_there:
+                self._directory.rmdir()
 
     def files(self) -> list[Path]:
         """The files of the trace."""

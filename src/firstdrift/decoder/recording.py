@@ -51,19 +51,25 @@ class Recording(Protocol):
     def close(self) -> None:
         """The run is over; raises what could not be written."""
 
-    def abort(self) -> None:
-        """The run failed."""
+    def discard(self) -> None:
+        """The run failed: nothing of it stays."""
 
     def files(self) -> list[Path]:
         """Everything that was written, in order of its name."""
+
+
+def refuse_trace(directory: Path) -> None:
+    """Stage files are not mixed with a trace."""
+    if is_trace(directory):
+        raise TraceExistsError(f"{directory}: holds a trace, not stage files; choose another directory")
 
 
 class StageFiles:
     """`layer-N/<stage>.bin` in a directory; with several steps, in `step-K` of it. Written while the model goes on."""
 
     def __init__(self, directory: Path, steps: int = 1) -> None:
-        if is_trace(directory):
-            raise TraceExistsError(f"{directory}: holds a trace, not stage files; choose another directory")
+        refuse_trace(directory)
+        self._was_there = directory.exists()
         self._directory = self._at = directory
         self._steps = steps
         self._written: set[Path] = set()
@@ -89,10 +95,17 @@ class StageFiles:
         """Wait for what is not written yet; raises what could not be written."""
         self._queue.close()
 
-    def abort(self) -> None:
-        """Let go after a failure; every file that is there is whole."""
+    def discard(self) -> None:
+        """Take back the files of this run, and the directories that it made and nobody else uses."""
         with suppress(FirstdriftError):  # it was raised already
             self._queue.close()
+        for file in self._written:
+            with suppress(OSError):  # the failure before it is told
+                file.unlink()
+        for directory in sorted({parent for file in self._written for parent in file.parents}, reverse=True):
+            if directory.is_relative_to(self._directory) and (directory != self._directory or not self._was_there):
+                with suppress(OSError):  # others have files in it
+                    directory.rmdir()
 
     def files(self) -> list[Path]:
         """The stage files of this run."""

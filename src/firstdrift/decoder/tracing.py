@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,13 +11,14 @@ from typing import Any
 
 from ..errors import CaptureError, FirstdriftError
 from ..stages import SavePlan
+from ..store.directory import exists, is_trace
 from ..strict_json import Json
 from .asking import check_length, check_tokens, parse_tokens, select
 from .bars import Bar, no_bar
 from .config import config_of
 from .config_json import to_config
 from .native import NativeTrace
-from .recording import Selection, StageFiles
+from .recording import Selection, StageFiles, refuse_trace
 from .settings import DecoderConfig
 from .tokenizing import ModelTokenizer, tokenizer_of
 
@@ -126,25 +126,33 @@ def prepare(
 def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Traced:
     """Load, run, record, with a bar for bytes loaded and one for tensors recorded.
 
-    A trace of a run that failed has no end line.
+    A run that failed takes back what it wrote, so that the same command can be given again.
     """
-    target: NativeTrace | StageFiles
+    if asked.format == "trace" and is_trace(asked.plan.directory) and not asked.force:
+        raise exists(asked.plan.directory)  # before the weights are read
     if asked.format == "aprt":
-        target = StageFiles(asked.plan.directory, asked.steps)
-    else:
-        target = NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force)
-    with ExitStack() as ends:
-        ends.callback(target.abort)
-        engine = _engine(asked, loading)
-        from .running import run  # which needs PyTorch, as the engine does
+        refuse_trace(asked.plan.directory)
+    engine = _engine(asked, loading)  # before anything is written: an old trace is replaced by one that can be made
+    from .running import run  # which needs PyTorch, as the engine does
 
+    target = _target(asked)
+    try:
         with recording("stages", asked.selection.count * asked.steps) as advance:
             chosen = run(
                 engine, target, asked.selection, asked.prompt, steps=asked.steps, given=asked.teacher, advance=advance
             )
             target.close()
+    except BaseException:
+        target.discard()
+        raise
     files = [(path.relative_to(asked.plan.directory), path.stat().st_size) for path in target.files()]
     return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, target)))
+
+
+def _target(asked: Asked) -> NativeTrace | StageFiles:
+    if asked.format == "aprt":
+        return StageFiles(asked.plan.directory, asked.steps)
+    return NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force)
 
 
 def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:
