@@ -120,7 +120,9 @@ def again() -> Iterator[Row]:
     sites, same = (sum(one[key] for one in found.values()) for key in ("sites", "same"))
     traced = sum(one["calls"] > 0 for one in found.values())
     yield Row(f"calls of {traced} networks made again from the file, share of {calls}", made / calls, 0.99, True)
+    alone, equal = (sum(one[key] for one in found.values()) for key in ("alone", "equal"))
     yield Row(f"their tensors bit-equal, share of {sites}", same / sites, 0.99, True)
+    yield Row(f"each from what was recorded before it alone, share of {alone}", equal / alone, 0.99, True)
 
 
 def _lines(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], None], path: Path) -> list[str]:

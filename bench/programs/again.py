@@ -13,12 +13,14 @@ import torch
 
 import firstdrift as fd
 from firstdrift.errors import CaptureError
-from firstdrift.program.calls import Call
+from firstdrift.program.calls import Call, Program, Step
+from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.read_program import read_program
 
 HERE = Path(__file__).parent
+COUNTS = ("calls", "made", "sites", "same", "alone", "equal")
 
 
 def replayed(path: Path) -> dict[str, object]:
@@ -44,7 +46,32 @@ def replayed(path: Path) -> dict[str, object]:
                     if trace[site].at is not None:
                         sites += 1
                         same += _bytes(values[at]) == trace.array(site).tobytes()
-    return {"calls": calls, "made": made, "sites": sites, "same": same, "failed": failed}
+    alone, equal = from_producers(trace, program)
+    found = {"calls": calls, "made": made, "sites": sites, "same": same, "alone": alone, "equal": equal}
+    return {**found, "failed": failed}
+
+
+def from_producers(trace: fd.Trace, program: Program) -> tuple[int, int]:
+    """Sites that something was computed for, and those that come out bit for bit of the tensors recorded before."""
+    alone = equal = 0
+    with as_recorded(program.header):
+        for step in program.steps.values():
+            cuts = Cuts(step, lambda site: trace[site].at is not None)
+            for site in step.sites:
+                cut = cuts.at(site)
+                if trace[site].at is None or cut is None or not any(_is_call(step, number) for number in cut.nodes):
+                    continue
+                alone += 1
+                try:
+                    value = Interpreter(step, trace).value_of(cut)
+                except NotReplayableError:
+                    continue
+                equal += _bytes(value) == trace.array(site).tobytes()
+    return alone, equal
+
+
+def _is_call(step: Step, number: int) -> bool:
+    return isinstance(step.nodes[number], Call)
 
 
 def traced(folder: Path) -> None:
@@ -78,7 +105,7 @@ def main() -> None:
         traced(Path(folder))
         for path in sorted(Path(folder).iterdir()):
             if (why := path / "why").exists():
-                found[path.name] = {"calls": 0, "made": 0, "sites": 0, "same": 0, "failed": {why.read_text(): 1}}
+                found[path.name] = dict.fromkeys(COUNTS, 0) | {"failed": {why.read_text(): 1}}
                 continue
             child = [sys.executable, __file__, str(path)]
             found[path.name] = json.loads(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
