@@ -45,7 +45,7 @@ LAYERS = [
     {"causality"},
     {"records"},
     {"sites", "dtypes", "strict_json", "_kernels"},
-    {"errors", "_version", "taps", "regular", "interrupts", "_guard"},
+    {"errors", "_version", "taps", "regular", "interrupts", "bars", "_guard"},
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from ..bars import Bar, no_bar
 from ..errors import FormatError, TraceExistsError
 from ..mapped import Bytes
 from .about import metadata_for
@@ -28,7 +28,7 @@ def convert(
     dtype: str | None = None,
     shard_bytes: int = DEFAULT_SHARD,
     overwrite: bool = False,
-    advance: Callable[[int], None] = lambda nbytes: None,
+    bar: Bar = no_bar,
 ) -> Report:
     """Write the tensors and metadata of `source` to `target`; the report says what is no longer the same."""
     target = Path(target)
@@ -46,7 +46,7 @@ def convert(
         tensors = [_tensor(checkpoint, entry, held, written, dtype) for entry in checkpoint.entries.values()]
         metadata, notes = ({"format": "pt"}, []) if chosen == HF else metadata_for(checkpoint, written)
         report = write_tensors(
-            file, tensors, format=written, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes, advance=advance,
+            file, tensors, format=written, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes, bar=bar,
             verify=checkpoint.check_unchanged, types=checkpoint.types,
         )  # fmt: skip
         if chosen == HF:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os import PathLike
 
 from .._kernels import stats
+from ..bars import Bar, no_bar
 from ..strict_json import Json
 from .about import described
 from .checkpoint import Array, Checkpoint, Entry, in_natural_order
@@ -71,9 +71,9 @@ class Inspection:
         }
 
 
-def inspect_checkpoint(path: str | PathLike[str], advance: Callable[[int], None] = lambda nbytes: None) -> Inspection:
+def inspect_checkpoint(path: str | PathLike[str], bar: Bar = no_bar) -> Inspection:
     """Read every number of a checkpoint once."""
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(path) as checkpoint, bar("reading", checkpoint.nbytes) as advance:
         tensors = []
         for entry in map(checkpoint.entry, in_natural_order(checkpoint.entries)):
             tensors.append(inspect_tensor(entry, checkpoint.array(entry.name)))

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol, cast
 
+from ..bars import Bar, no_bar
 from ..errors import FormatError, storage
 from ..sites import shown
 from ..strict_json import Json
@@ -100,7 +101,7 @@ def write_tensors(
     metadata: Mapping[str, Json] | None = None,
     dtype: str | None = None,
     shard_bytes: int = DEFAULT_SHARD,
-    advance: Callable[[int], None] = lambda nbytes: None,
+    bar: Bar = no_bar,
     verify: Callable[[], None] = lambda: None,
     types: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Report:
@@ -109,13 +110,13 @@ def write_tensors(
     asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
     ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
     _refuse_repetition(ready)
+    total = sum(tensor.entry.nbytes for tensor in ready)
     path = Path(path)
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        changes, notes = writer.write(
-            Job(path, format, ready, metadata or {}, shard_bytes, advance, verify, types or {})
-        )
-    total = sum(tensor.entry.nbytes for tensor in ready)
+        with bar("writing", total) as advance:
+            job = Job(path, format, ready, metadata or {}, shard_bytes, advance, verify, types or {})
+            changes, notes = writer.write(job)
     return Report(path, format, len(ready), total, tuple(changes), tuple(notes))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..bars import within
+
 
 @contextmanager
 def counted(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -22,4 +24,4 @@ def counted(description: str, total: int | None) -> Iterator[Callable[[int], Non
     ]  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda count: bar.advance(task, count)
+        yield within(lambda count: bar.advance(task, count), total)

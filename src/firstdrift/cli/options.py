@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..bars import within
 from ..errors import printable
 from ..strict_json import Json, plain
 
@@ -86,4 +87,4 @@ def progress(description: str, total: int | None) -> Iterator[Callable[[int], No
     ]  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda nbytes: bar.advance(task, nbytes)
+        yield within(lambda nbytes: bar.advance(task, nbytes), total)

@@ -50,8 +50,7 @@ def inspect(path: str, as_json: bool) -> None:
     """
     from ..checkpoints.inspection import inspect_checkpoint
 
-    with progress("reading", _bytes(path)) as advance:
-        found = inspect_checkpoint(path, advance)
+    found = inspect_checkpoint(path, progress)
     if as_json:
         print_json(found.to_json())
     else:
@@ -84,11 +83,10 @@ def convert(
     from ..checkpoints.conversion import convert as convert_checkpoint
     from ..checkpoints.writing import DEFAULT_SHARD
 
-    with progress("converting", _bytes(source)) as advance:
-        report = convert_checkpoint(
-            source, target, format=format, dtype=dtype, shard_bytes=shard_bytes or DEFAULT_SHARD, overwrite=force,
-            advance=advance,
-        )  # fmt: skip
+    report = convert_checkpoint(
+        source, target, format=format, dtype=dtype, shard_bytes=shard_bytes or DEFAULT_SHARD, overwrite=force,
+        bar=progress,
+    )  # fmt: skip
     if as_json:
         print_json({"schema": SCHEMA_CONVERT, **report.to_json()})
     else:
@@ -154,10 +152,3 @@ def _keys(found: Inspection) -> str:
 
     keys = [shown(key) for key in found.metadata]
     return ", ".join(keys[:12]) + (f" and {len(keys) - 12} more (--json shows them)" if len(keys) > 12 else "")
-
-
-def _bytes(path: str) -> int:
-    """How much there is to read, for the bar."""
-    from pathlib import Path
-
-    return Path(path).stat().st_size if Path(path).is_file() else 0

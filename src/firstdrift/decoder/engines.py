@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .bars import Bar, no_bar
+from ..bars import Bar, no_bar
 from .cache import Cache
 from .loading import load_with_proof
 from .settings import DecoderConfig

@@ -7,6 +7,7 @@ from os import PathLike
 
 import torch
 
+from ..bars import Bar, no_bar
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.opening import open_checkpoint
 from ..dtypes import ML_NAMES
@@ -16,7 +17,6 @@ from ..loading.identifiers import POPULATE
 from ..loading.plan import make_plan
 from ..loading.populating import populate
 from ..loading.proof import Loaded
-from .bars import Bar, no_bar
 from .config import config_of
 from .model import Decoder
 from .settings import DecoderConfig

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..bars import Advance
 from ..errors import CaptureError
-from .bars import Advance
 from .engines import Engine
 from .recording import Recording, Selection
 from .taps import Taps

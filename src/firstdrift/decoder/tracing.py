@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..bars import Bar, no_bar
 from ..errors import CaptureError, FirstdriftError
 from ..stages import SavePlan
 from ..store.directory import exists, is_trace
 from ..strict_json import Json
 from .asking import check_length, check_tokens, parse_tokens, select
-from .bars import Bar, no_bar
 from .config import config_of
 from .config_json import to_config
 from .native import NativeTrace
