@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CaptureError
+from .sites import whole
 
 if TYPE_CHECKING:
     import torch
@@ -55,10 +56,25 @@ def check(
     for side, model in (("reference", reference), ("candidate", candidate)):
         if torch is None or not isinstance(model, torch.nn.Module):
             raise CaptureError(f"the {side} is a {type(model).__qualname__}; give a torch.nn.Module")
+    for name, made in (("optimizer", optimizer), ("candidate_optimizer", candidate_optimizer)):
+        if made is not None and not callable(made):
+            raise CaptureError(
+                f"{name} is a {type(made).__qualname__}; give a function that makes one of a model, such as "
+                f"lambda model: torch.optim.{type(made).__name__}(model.parameters())"
+            )
+    for name, given in (("loss_fn", loss_fn), ("candidate_loss_fn", candidate_loss_fn)):
+        if given is not None and not callable(given):
+            raise CaptureError(f"{name} is a {type(given).__qualname__}; give a function of the output and the target")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(whole(seed), int)):
+        raise CaptureError(f"seed {seed!r} is a {type(seed).__qualname__}; give a whole number")
+    if name_map is not None and not isinstance(name_map, Mapping):
+        raise CaptureError(
+            f"name_map is a {type(name_map).__qualname__}; give a dict from candidate to reference paths"
+        )
     from .live.check import check
 
     return check(
         reference, candidate, inputs, candidate_inputs, loss_fn, candidate_loss_fn or loss_fn, target,
         target if candidate_target is None else candidate_target, optimizer, candidate_optimizer or optimizer,
-        name_map=name_map, seed=0 if seed is None else seed, train=train, steps=steps, load=load,
+        name_map=name_map, seed=0 if seed is None else whole(seed), train=train, steps=steps, load=load,
     )  # fmt: skip

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     Map = Mapping | str | PathLike[str] | dict[str, Json]
 
 Source = str | PathLike[str] | Trace
+Globs = str | Sequence[str]  # one, or several
 REPLAYED = 1 << 22  # elements of the largest tensor that is computed once more: several are held in float64
 USUAL = 0.1  # of what noise can be at most, it usually is
 
@@ -58,7 +59,7 @@ class Opened:
 
 def align_traces(
     reference: Source, candidate: Source, *, map: Map | None = None,
-    only: Sequence[str] = (), phases: Sequence[str] = (), ignore: Sequence[str] = (),
+    only: Globs = (), phases: Globs = (), ignore: Globs = (),
     reference_reduction: str | None = None, candidate_reduction: str | None = None, batch: int | None = None,
     order: str | PathLike[str] | None = None,
 ) -> Opened:  # fmt: skip
@@ -70,7 +71,7 @@ def align_traces(
         check_same_probes(ours, theirs)
     mapping = _read_map(map) if isinstance(map, str | PathLike | dict) else map
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
-    selection = Selection(tuple(only), tuple(phases), tuple(ignore))
+    selection = Selection(_globs(only), _globs(phases), _globs(ignore))
     alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
     return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)))
 
@@ -84,17 +85,17 @@ def compare_pairs(reference: Source, candidate: Source, **options: object) -> li
 
 def diff(
     reference: Source, candidate: Source, *, truth: Source | None = None,
-    map: Map | None = None, only: Sequence[str] = (), phases: Sequence[str] = (),
-    ignore: Sequence[str] = (), allow_missing: Sequence[str] = (), verify: bool = False, rule: str = "noise",
+    map: Map | None = None, only: Globs = (), phases: Globs = (),
+    ignore: Globs = (), allow_missing: Globs = (), verify: bool = False, rule: str = "noise",
     abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
     batch: int | None = None, order: str | PathLike[str] | None = None, advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
     """Compare two traces and say where they first part.
 
     `truth` is a third trace, of a float64 run, that decides which side is off. `map` is a mapping file, or a table of
-    what one says. `only`, `phases`, `ignore` and `allow_missing` are globs. `rule="jump"` is the rule of training-step
-    traces, with its `abs_floor`. Reductions and `batch` say what gradients are of where a format cannot. `advance` is
-    called with every number of bytes measured.
+    what one says. `only`, `phases`, `ignore` and `allow_missing` are globs, one or several. `rule="jump"` is
+    the rule of training-step traces, with its `abs_floor`. Reductions and `batch` say what gradients are of where a
+    format cannot. `advance` is called with every number of bytes measured.
     """
     if rule not in ("noise", "jump"):
         raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
@@ -104,7 +105,7 @@ def diff(
     )  # fmt: skip
     arbiter = None if truth is None else _open(truth, order)
     with unchanged(opened.reference, opened.candidate, *([] if arbiter is None else [arbiter])):
-        return _compared(opened, arbiter, verify, rule, abs_floor, tuple(allow_missing), advance)
+        return _compared(opened, arbiter, verify, rule, abs_floor, _globs(allow_missing), advance)
 
 
 def _compared(
@@ -213,9 +214,24 @@ def _explain(result: PairResult, compared: Compared, shadow: Callable[[], Shadow
     return None if evidence is None else explain(evidence, TABLE)
 
 
-def assert_same(reference: Source, candidate: Source, **options: object) -> Result:
+def _globs(given: Globs) -> tuple[str, ...]:
+    """One glob alone is a list of one: its letters are none."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def assert_same(
+    reference: Source, candidate: Source, *, truth: Source | None = None,
+    map: Map | None = None, only: Globs = (), phases: Globs = (),
+    ignore: Globs = (), allow_missing: Globs = (), verify: bool = False, rule: str = "noise",
+    abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
+    batch: int | None = None, order: str | PathLike[str] | None = None, advance: Callable[[int], None] | None = None,
+) -> Result:  # fmt: skip
     """Raise AssertionError, with the report's first lines, unless the traces are the same up to noise."""
-    result = diff(reference, candidate, **options)  # type: ignore[arg-type]
+    result = diff(
+        reference, candidate, truth=truth, map=map, only=only, phases=phases, ignore=ignore,
+        allow_missing=allow_missing, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch, order=order,
+        reference_reduction=reference_reduction, candidate_reduction=candidate_reduction, advance=advance,
+    )  # fmt: skip
     if result.exit_code:
         from .report.text import render
 

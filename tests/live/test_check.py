@@ -1,7 +1,9 @@
 """`fd.check`: both sides in one process."""
 
 import copy
+from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -540,12 +542,60 @@ def test_a_map_that_names_nothing_is_refused(ids, names, message):
         ({"steps": True}, "steps True is not a whole number from 1"),
         ({"optimizer": adamw}, "an optimizer needs gradients; give loss_fn too"),
         ({"load": "weights.pt"}, "load 'weights.pt' is not 'reference' or a function"),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)},
+            r"optimizer is a SGD; give a function that makes one of a model, such as lambda model: torch.optim.SGD\(",
+        ),
+        ({"candidate_optimizer": 3}, "candidate_optimizer is a int; give a function"),
+        ({"loss_fn": torch.ones(1)}, "loss_fn is a Tensor; give a function of the output"),
+        ({"candidate_loss_fn": "mse"}, "candidate_loss_fn is a str; give a function of the output"),
+        ({"seed": "a"}, "seed 'a' is a str; give a whole number"),
+        ({"seed": 1.5}, "seed 1.5 is a float; give a whole number"),
+        ({"seed": True}, "seed True is a bool; give a whole number"),
+        ({"name_map": [("a", "b")]}, "name_map is a list; give a dict"),
+        ({"load": lambda a, b: a.nothing}, "load raised AttributeError: .*; mend the function"),
+        (
+            {"loss_fn": lambda out: out.sum(), "optimizer": lambda model: None},
+            "the reference: optimizer returned a NoneType; return the optimizer of the model",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(ids, options, message):
     reference, candidate = nets()
     with pytest.raises(fd.CaptureError, match=message):
         fd.check(**{"reference": reference, "candidate": candidate, "inputs": (ids,), **options})
+
+
+def test_weights_with_other_names_or_shapes_are_not_loaded_by_name():
+    def checked(reference, candidate):
+        fd.check(reference=reference, candidate=candidate, inputs=torch.ones(1, 2), load="reference")
+
+    one, other = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Sequential(OrderedDict(fc=torch.nn.Linear(2, 2)))
+    with pytest.raises(fd.CaptureError, match=r'load="reference" goes by names, and the candidate has no 0.bias, 0.we'):
+        checked(one, other)
+    more = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    with pytest.raises(fd.CaptureError, match=r"the reference has no 1.bias, 1.weight; give a function of both models"):
+        checked(one, more)
+    with pytest.raises(fd.CaptureError, match=r"does not fit the candidate \(.*size mismatch.*\); give a function"):
+        checked(one, torch.nn.Sequential(torch.nn.Linear(2, 3)))
+
+
+class Raising(torch.nn.Module):
+    def forward(self, x):
+        raise IndexError("too far")
+
+
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+def test_the_side_that_raises_is_named(side):
+    models = {"reference": torch.nn.Identity(), "candidate": torch.nn.Identity(), side: Raising()}
+    with pytest.raises(fd.CaptureError, match=f"the {side} raised IndexError: too far; it has to run on") as caught:
+        fd.check(**models, inputs=torch.ones(2))
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_seed_of_any_whole_type_is_taken(ids):
+    reference, candidate = nets()
+    assert not fd.check(reference=reference, candidate=candidate, inputs=(ids,), seed=np.int64(3)).exit_code
 
 
 def test_dropout_with_the_same_seed_is_the_same_and_with_other_masks_is_noise():

@@ -15,7 +15,7 @@ GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
 
 
 @click.command("calibrate", short_help="Record a reference together with its own noise.")
-@click.argument("place", metavar="FILE.py:FUNCTION")
+@click.argument("place", metavar="FUNCTION")
 @click.argument("out", metavar="OUT")
 @click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs on perturbed inputs.")
 @click.option("--train", is_flag=True, help="In training mode.")
@@ -26,8 +26,9 @@ GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
 def command(place: str, out: str, runs: int, train: bool, seed: int | None, force: bool, as_json: bool) -> None:
     """Run a model as it is, in float64 and perturbed by one rounding, and write a trace that knows its noise.
 
-    FUNCTION takes no arguments and returns (model, inputs), or a dict with model and inputs and, as they are needed,
-    loss_fn, target and optimizer (a function of the model). A later diff against OUT uses its noise by itself.
+    FUNCTION is FILE.py:function or pkg.module:function. It takes no arguments and returns (model, inputs), or a dict
+    with model and inputs and, as they are needed, loss_fn, target and optimizer (a function of the model). A later
+    diff against OUT uses its noise by itself.
 
     \b
     firstdrift calibrate model.py:make ref

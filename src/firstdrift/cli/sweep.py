@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ..sweeping.rows import Row
     from ..sweeping.sweeps import Given, Prepared
 
-FUNCTION = re.compile(r"[^\s{}]+\.py:\w+")
+FUNCTION = re.compile(r"[^\s{}]+\.py:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 INTERRUPTED = "interrupted; what is done is kept, and the same command goes on from there"
 
 
 @click.command("sweep", short_help="Compare two implementations on many batches, and give one answer.")
 @click.argument("pairs", metavar="[PAIRS]", required=False)
-@click.option("--reference", metavar="COMMAND", help="Leaves a trace at {out}; or FILE.py:FUNCTION.")
+@click.option("--reference", metavar="COMMAND", help="Leaves a trace at {out}; or FILE.py:function.")
 @click.option("--candidate", metavar="COMMAND", help="The same of the other side.")
 @click.option(
     "--truth", metavar="COMMAND", help="The same, run in float64: the arbiter, and what growth is measured by."
@@ -61,9 +61,9 @@ def command(
     """Run two implementations on many cases, compare each, and say what all of them mean together.
 
     Each side is a command, run without a shell, in which {NAME} is a variable of the cases and {out} a fresh directory
-    for the trace; or a function FILE.py:FUNCTION with parameters of these names. PAIRS is a directory of finished
-    pairs instead: CASE/reference and CASE/candidate. A case that fails is one row. Finished cases are not run again
-    unless a command, a file it names, or an option has changed.
+    for the trace; or a function with parameters of these names, as FILE.py:function or pkg.module:function. PAIRS is a
+    directory of finished pairs instead: CASE/reference and CASE/candidate. A case that fails is one row. Finished
+    cases are not run again unless a command, a file it names, or an option has changed.
 
     Exit codes: 0 same, noise or flip in every case; 1 drift in any; 2 could not tell; 3 internal error.
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import CaptureError, SelectionError, TraceExistsError, WeightsError, storage
+from ..errors import SelectionError, TraceExistsError, WeightsError, storage
 from ..sites import shown
-from .factories import load_function
+from .factories import FORM, load_function
 from .options import debug_option, json_option, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
     """Check that every parameter and buffer of MODEL is in CHECKPOINT, whole, in shape and free of NaN.
 
     MODEL is a Hugging Face directory (its config.json says what to build), or a function that returns the model, as
-    pkg.module:factory or FILE.py:factory. It is built without memory; tensors are proven one at a time.
+    FILE.py:factory or pkg.module:factory. It is built without memory; tensors are proven one at a time.
 
     Exit codes: 0 everything arrives; 1 it does not fit; 2 could not tell; 3 internal error.
 
@@ -118,25 +115,9 @@ def _model(place: str) -> Any:
 
     if Path(place).is_dir():
         return from_directory(Path(place))
-    return without_memory(_factory(place), place)
-
-
-def _factory(place: str) -> Callable[[], object]:
-    module, _, name = place.rpartition(":")
-    if module.endswith(".py"):
-        return load_function(place)
-    if not module or not name or "/" in module:
-        raise SelectionError(
-            f"{place!r} is no model; give a Hugging Face directory, pkg.module:factory, or FILE.py:factory"
-        )
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(import_module(module), name, None)
-    except Exception as error:
-        raise CaptureError(f"{module}: importing it raised {type(error).__name__}: {error}; mend it") from error
-    if not callable(found):
-        raise SelectionError(f"{module}: has no function {name!r}; name one that returns the model")
-    return found  # type: ignore[no-any-return]
+    if ":" not in place:
+        raise SelectionError(f"{place!r} is no model; give a Hugging Face directory, {FORM}")
+    return without_memory(load_function(place), place)
 
 
 def _verified(loaded: Loaded, model: str) -> str:

@@ -20,7 +20,7 @@ from ..compare.pairs import Pair
 from ..compare.result import Cause, PairResult, Result, Verdict
 from ..compare.storage import STORED_DIFFERENTLY, other_axes
 from ..comparison import diff
-from ..errors import CaptureError
+from ..errors import CaptureError, FirstdriftError
 from ..outcome import Compared, compose
 from ..sites import Site
 from ..traces import Array, Trace
@@ -71,18 +71,48 @@ def _load(load: Any, reference: nn.Module, candidate: nn.Module) -> None:
     if load is None:
         return
     if load == "reference":
-        candidate.load_state_dict(reference.state_dict())
+        _load_by_name(reference, candidate)
     elif callable(load):
-        load(reference, candidate)
+        try:
+            load(reference, candidate)
+        except Exception as error:
+            raise CaptureError(f"load raised {type(error).__name__}: {error}; mend the function") from error
     else:
         raise CaptureError(
             f"load {load!r} is not 'reference' or a function of both models; leave it out to load nothing"
         )
 
 
+def _load_by_name(reference: nn.Module, candidate: nn.Module) -> None:
+    ours, theirs = reference.state_dict(), candidate.state_dict()
+    for side, names in (("candidate", ours.keys() - theirs.keys()), ("reference", theirs.keys() - ours.keys())):
+        if names:
+            some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise CaptureError(
+                f'load="reference" goes by names, and the {side} has no {some}; give a function of both models, which '
+                "may call fd.load_weights with a map"
+            )
+    try:
+        candidate.load_state_dict(ours)
+    except RuntimeError as error:  # other shapes
+        why = " ".join(str(error).split())[:300]
+        raise CaptureError(f'load="reference" does not fit the candidate ({why}); give a function of both') from error
+
+
+def _recorded(side: Side, name: str, folder: Path) -> Trace:
+    """The trace of a side; what the user's own code raises is told with the side it was of."""
+    try:
+        return record(side, folder / name, program=True)
+    except FirstdriftError as error:
+        raise type(error)(f"the {name}: {error}") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise CaptureError(f"the {name} raised {why}; it has to run on these inputs by itself") from error
+
+
 def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None) -> Result:
-    ours = record(reference, folder / "reference", program=True)
-    raw = record(candidate, folder / "candidate", program=True)
+    ours = _recorded(reference, "reference", folder)
+    raw = _recorded(candidate, "candidate", folder)
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
     names = match(ours, raw, name_map, (known[0], known[1]))
     theirs = names.renamed(raw)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from ..errors import CaptureError
 from ..opening import open_trace
 from ..sites import Site
 from ..traces import Trace
@@ -64,7 +65,12 @@ class Side:
 
     def made_optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """An optimizer for a copy of the model, where there are gradients for it."""
-        return None if self.optimizer is None or self.loss_fn is None else self.optimizer(model)
+        if self.optimizer is None or self.loss_fn is None:
+            return None
+        made = self.optimizer(model)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise CaptureError(f"optimizer returned a {type(made).__qualname__}; return the optimizer of the model")
+        return made
 
     def forward(self, model: nn.Module) -> Any:
         """Run a copy of the model on copies of the inputs."""
