@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from firstdrift.checkpoints.mapped import MappedFile
 
 import firstdrift as fd
 from firstdrift.aprt import is_stage_file, read_header, read_stage_file
@@ -19,6 +18,7 @@ from firstdrift.cli.main import cli
 from firstdrift.compare.mapping.parse import parse_map, read_map
 from firstdrift.compare.mapping.patterns import Pattern
 from firstdrift.loading.maps import read_map as read_load_map
+from firstdrift.mapped import MappedFile
 from firstdrift.pretraining.corpora import find_corpus
 from firstdrift.pretraining.shards import open_shard
 from firstdrift.pretraining.tokenizing import open_tokenizer
