@@ -139,6 +139,17 @@ def test_a_candidate_that_recorded_outputs_alone_is_fed_by_what_came_before(tmp_
     assert isolated("0", 0).splitlines()[-1] == "noise: 0 itself is right, and nothing wrong came in"
 
 
+def test_a_dropout_that_drew_other_numbers_is_not_called_wrong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)), torch.randn(8, 16)
+    for path, seed in (("ref", 1), ("same", 1), ("cand", 2)):
+        torch.manual_seed(seed)
+        with fd.trace(model, path):
+            model(x).sum().backward()
+    assert isolated("1", 2).splitlines()[-1].startswith("inconclusive: 1 cannot be replayed from these files")
+    run("isolate", "ref", "same", "--module", "1", code=0)
+
+
 def test_a_program_that_cannot_be_read_is_an_error_that_names_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two_parts("ref")

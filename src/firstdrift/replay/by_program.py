@@ -13,6 +13,7 @@ from ..program.interpreter import Interpreter, NotReplayableError
 from ..program.process_settings import as_recorded
 from ..sites import Site
 from ..traces import Array
+from ..verdict.introduced import is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.noise import GAIN_MARGIN
 from .distance import relative
@@ -87,6 +88,8 @@ class ByProgram:
         granted = self._run(step, cut, self._with_reference_weights)
         if granted.shape != theirs.shape:
             return None
+        if _draws(step, cut) and is_other_mask(granted, theirs):
+            return None  # the candidate drew other numbers, and which is not on record
         reference = self._run(step, cut, lambda other: None)
         rounding = relative(granted, self._run(step, cut, self._with_reference_weights, exact=False))
         own = self._run(step, cut, self._theirs) if self._weights_differ(step, cut) else None
@@ -126,6 +129,11 @@ def _leaves(step: Step, cut: Cut) -> list[Ref]:
 
 def _weight_at(step: Step, ref: Ref) -> Site | None:
     return next((site for site, value in step.sites.items() if value == ref and site.phase == "weight"), None)
+
+
+def _draws(step: Step, cut: Cut) -> bool:
+    nodes = (step.nodes[number] for number in cut.nodes)
+    return any(isinstance(node, Call) and bool(node.drawn) for node in nodes)
 
 
 def _operation(step: Step, cut: Cut) -> str:
