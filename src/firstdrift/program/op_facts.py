@@ -28,12 +28,6 @@ _RESHAPING = frozenset({
     "as_strided_", "detach_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_",
     "transpose_", "unsqueeze_",
 })  # fmt: skip
-# Operations that draw or write inside, by others that say so. In inference mode they arrive whole.
-_OPENED = frozenset({
-    "_batch_norm_impl_index", "alpha_dropout", "alpha_dropout_", "batch_norm", "dropout", "dropout_",
-    "feature_alpha_dropout", "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "gru", "instance_norm",
-    "lstm", "rnn_relu", "rnn_tanh", "rrelu", "rrelu_",
-})  # fmt: skip
 _FUSED_DROPOUT = "dropout_p"
 _SILENT = ("profiler.", "prim.")  # namespaces of operations that compute nothing
 
@@ -52,7 +46,6 @@ class Facts(NamedTuple):
     dropout: int | None  # the position of a dropout probability inside a fused kernel
     is_silent: bool
     writes: bool  # to what it is given, or may do so
-    opens: bool  # draws or writes inside, by operations of its own
 
 
 def facts_of(func: Any) -> Facts:
@@ -70,7 +63,7 @@ def facts_of(func: Any) -> Facts:
         name if "." in name else f"higher_order.{name}", base, written, base in _RESHAPING, is_drawing, base in _BITS,
         _SOME_DRAWN.get(base), _UNSAID.get(base),
         names.index(_FUSED_DROPOUT) if _FUSED_DROPOUT in names and not is_drawing else None,
-        name.startswith(_SILENT), bool(written) or base in _UNSAID, base in _OPENED,
+        name.startswith(_SILENT), bool(written) or base in _UNSAID,
     )  # fmt: skip
 
 

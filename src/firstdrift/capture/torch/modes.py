@@ -27,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .composites import open_up
+
 _COMPILER = "torch._dynamo.eval_frame"
 _ENGINE = "_engine_run_backward"
 _CALLER = "compile_wrapper"  # in which compiled functions are called; what else calls these two is the compiler itself
@@ -42,7 +44,7 @@ class Watcher(Protocol):
     differentiable: bool  # whether the backward pass that runs is itself to be differentiated
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def operation(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def unseen(self, given: Any, back: Callable[[], None]) -> Callable[[], None]: ...
 
 
@@ -64,7 +66,7 @@ class _Operations(TorchDispatchMode):
         self._watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._watcher.operation(func, args, kwargs or {})
+        return self._watcher.operation(func, types, args, kwargs or {})
 
 
 class _Functions(TorchFunctionMode):
@@ -121,7 +123,7 @@ class Modes:
     def open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call of an operation so that those it consists of are seen; for use inside such a call."""
         with self._operations:
-            return func.decompose(*args, **kwargs)
+            return open_up(func, args, kwargs)
 
     def unseen(self, given: Any) -> Callable[[], None]:
         """The same, and say that what runs meanwhile is not seen."""

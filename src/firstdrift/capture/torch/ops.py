@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ...sites import Site
 from ...strict_json import Json
+from .composites import call
 from .modes import step_aside
 from .names import layer_of, plain_value
 from .run import Run
@@ -33,7 +34,7 @@ class Operations(TorchDispatchMode):
         self._path = path
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
+        output = call(func, types, args, kwargs or {})
         with self._run.lock:
             if self._run.recording and not self._run.busy:
                 self._look(func, args, kwargs or {}, output)
@@ -71,20 +72,20 @@ class Operations(TorchDispatchMode):
                 self._run.known.keep(tensor, kept)
 
 
-def unseen(call: Callable[..., Any]) -> Callable[..., Any]:
+def unseen(work: Callable[..., Any]) -> Callable[..., Any]:
     """A way into TorchScript that is taken without us, whose numbers a mode of Python turns into what it refuses."""
 
-    @wraps(call)
+    @wraps(work)
     def calling(*args: Any, **kwargs: Any) -> Any:
         mode, back = _get_current_dispatch_mode(), step_aside(args)
         if not isinstance(mode, Operations):
             try:
-                return call(*args, **kwargs)
+                return work(*args, **kwargs)
             finally:
                 back()
         mode.__exit__(None, None, None)
         try:
-            output = call(*args, **kwargs)
+            output = work(*args, **kwargs)
         finally:
             mode.__enter__()
             back()

@@ -26,6 +26,7 @@ from ...program.repeats import Whole
 from ...sites import Site
 from ...strict_json import Json, encode
 from .arguments import dtype_text, encoded, encoded_by_name, lost
+from .composites import call, is_plain, opens
 from .definitions import Definitions
 from .functions import READS, SHARES, WRITES, Functions
 from .hooks import is_compiled
@@ -66,6 +67,7 @@ class ProgramRecorder:
         self._functions = Functions()
         self._facts: dict[int, Facts] = {}  # by the address of an operation: its own hash is slow
         self._operations: list[Any] = []  # kept, so that no other gets such an address
+        self._plain: set[int] = set()  # addresses of those that compute the same in whatever state
         self._define = Definitions(source=source)
         self._memory = Memory(self._leaf, self._implied, lambda tensor: lost(_kind(tensor)))
         self._leaves = Leaves(run, owner)
@@ -178,21 +180,22 @@ class ProgramRecorder:
             self._fail(error)
         return returned
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operation(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Torch calls an ATen operation."""
         if not self._active or EYES.open:
-            return func(*args, **kwargs)
+            return call(func, types, args, kwargs)
         facts = self._facts.get(id(func)) or self._safely(self._learn, func)
         if facts is None or facts.is_silent:
-            return func(*args, **kwargs)
-        if facts.opens and torch.is_inference_mode_enabled():
+            return call(func, types, args, kwargs)
+        plain = id(func) in self._plain
+        if not plain and opens(func, types):
             return self.modes.open(func, args, kwargs)
         above, self._given_above = self._given_above, None
         if above is not None and _are_same(args, above[0]) and _are_same_by_name(kwargs, above[1]):
             given = above[2]  # of the function, which is this one operation
         else:
             given = (self._safely if self._within else self._quietly)(self._given, args, kwargs)
-        returned = func(*args, **kwargs)
+        returned = func(*args, **kwargs) if plain else call(func, types, args, kwargs)
         if not self._active:
             return returned
         try:
@@ -207,6 +210,8 @@ class ProgramRecorder:
 
     def _learn(self, func: Any) -> Facts:
         self._operations.append(func)
+        if is_plain(func):
+            self._plain.add(id(func))
         facts = self._facts[id(func)] = facts_of(func)
         return facts
 
