@@ -104,7 +104,8 @@ def diff(
         reference_reduction=reference_reduction, candidate_reduction=candidate_reduction,
     )  # fmt: skip
     arbiter = None if truth is None else _open(truth, order)
-    with unchanged(opened.reference, opened.candidate, *([] if arbiter is None else [arbiter])):
+    traces = (opened.reference, opened.candidate, *(() if arbiter is None else (arbiter,)))
+    with unchanged(*traces), np.errstate(all="ignore"):  # NaN is for the verdict to tell, and not for numpy
         return _compared(opened, arbiter, verify, rule, abs_floor, _globs(allow_missing), advance)
 
 
@@ -126,7 +127,7 @@ def _compared(
     if rule == "jump":
         from .verdict.jump import judge_by_jump
 
-        judged = judge_by_jump(measured, judged, ours, theirs, abs_floor)
+        judged = judge_by_jump(measured, judged, abs_floor)
     elif truths is None:
         shadow = cache(partial(_shadow, compared))
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}

@@ -103,6 +103,8 @@ class StageDiff:
             "nonfinite_mismatches": m.nonfinite_mismatches,
             "nonfinite_mismatch_index": m.nonfinite_mismatch_index,
             "rel_l2": _finite_or_null(m.rel_l2),
+            "max_rel": None if self.integers else _finite_or_null(m.max_rel),
+            "max_over_std": None if self.integers else _finite_or_null(m.max_over_std),
             "noise_limit": self.noise_limit,
             "verdict": self.verdict.value,
             "reason": self.reason,
@@ -121,7 +123,7 @@ def diff_stage_files(
     header = _common_header(a, b)
     files = MappedFile(Path(a)), MappedFile(Path(b))
     left, right = (_values(file, header) for file in files)
-    measurement = measure(left, right, full=False)
+    measurement = measure(left, right)
     sums = _walk(left, right)
     integers = any(_stage(path) in INDEX_PAYLOAD for path in (a, b))
     limit_of_noise = noise_limit(header.dim_product)

@@ -114,3 +114,15 @@ def test_nothing_that_differs_in_nan_or_by_more_than_the_least_operation_adds_is
         assert not _is_clearly_clean(replace(found, measurement=replace(found.measurement, **change)))
     for verdict in set(fd.Verdict) - {fd.Verdict.SAME, fd.Verdict.NOISE}:
         assert not _is_clearly_clean(replace(found, verdict=verdict))
+
+
+def test_a_nan_of_any_bits_is_compared_without_a_warning(tmp_path):
+    """numpy warns where a signalling NaN is converted; a comparison converts everything."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    signalling = np.full((3, 2), 0x7F800001, np.uint32).view(np.float32)
+    for side in ("reference", "candidate"):
+        with fd.Writer(tmp_path / side) as writer:
+            writer.put("", "input", x, port="x")
+            writer.put("fc", "weight", signalling if side == "candidate" else x[:2], port="weight")
+            writer.put("fc", "fwd", signalling if side == "candidate" else x @ x[:2].T, op="linear")
+    assert fd.diff(tmp_path / "reference", tmp_path / "candidate").exit_code == 1

@@ -273,12 +273,28 @@ def test_the_text_has_the_original_s_numbers_under_the_verdict(compare, tmp_path
         "max_abs_diff: 5.000000e-01 at 1\n"
         "rms_diff:     2.500000e-01\n"
         "cosine_sim:   0.9966351658\n"
+        "max_rel:      2.500000e-01\n"
+        "max_over_std: 4.472136e-01\n"
         "finite:       every value on both sides\n"
         "top 2:\n"
         "       index              a              b       abs_diff\n"
         "           1   2.000000e+00   2.500000e+00   5.000000e-01\n"
         "           0   1.000000e+00   1.000000e+00   0.000000e+00"
     )
+
+
+def test_the_largest_difference_over_the_reference_s_deviation_is_said(compare):
+    """The figure of FALSIFY-APR-TRACE-SAVE-003."""
+    rng = np.random.default_rng(0)
+    ours = rng.standard_normal(5000).astype(np.float32) * 3 + 1
+    theirs = ours.copy()
+    theirs[77] += 0.6
+    said = compare(ours, theirs).to_json()
+    assert said["max_over_std"] == pytest.approx(0.6 / ours.astype(float).std(), rel=1e-6)
+    assert said["max_rel"] == pytest.approx(0.6 / abs(ours[77]), rel=1e-6)
+    assert compare([2, 2], [2, 3]).to_json()["max_over_std"] is None  # over a deviation of zero
+    assert compare([2, 2], [2, 2]).to_json()["max_over_std"] == 0
+    assert compare([3, 5], [4, 7], stage="moe_router_indices").to_json()["max_over_std"] is None
 
 
 def test_the_text_of_ids_has_whole_numbers_and_no_cosine(compare):

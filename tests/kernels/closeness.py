@@ -23,6 +23,11 @@ def assert_same_measurement(found: Measurement, expected: Measurement, reference
     for name in POSITIVE:
         assert_near(getattr(found, name), getattr(expected, name), name=name)
     r, c, unit = _normal(reference, candidate)
+    if found.max_over_std and expected.max_over_std:  # a variance is known to a part of the mean square
+        square = (expected.norm_reference * (expected.max_over_std / expected.max_abs)) ** 2 / expected.compared
+        assert_near(found.max_over_std, expected.max_over_std, expected.max_over_std * (1 + square), "max_over_std")
+    else:
+        assert found.max_over_std == expected.max_over_std
     terms = float(np.nansum(np.abs(c - r))) / max(1, found.compared) * unit
     assert_near(found.mean_difference, expected.mean_difference, terms, "mean_difference")
     norms = math.sqrt(np.nansum(np.square(r))) * math.sqrt(np.nansum(np.square(c)))
@@ -57,7 +62,7 @@ def assert_near(found: float | None, expected: float | None, terms: float | None
 
 
 def _exact(measurement: Measurement) -> tuple[Measurement, Detail | None]:
-    sums = dict.fromkeys(["rel_l2", "rms", "norm_ratio", "mean_difference", "cosine", "detail"])
+    sums = dict.fromkeys(["max_over_std", "rel_l2", "rms", "norm_ratio", "mean_difference", "cosine", "detail"])
     zero = {"norm_reference": 0.0, "norm_candidate": 0.0}
     detail = measurement.detail
     if detail is not None:

@@ -31,6 +31,8 @@ def compare(reference: Array, candidate: Array) -> dict[str, Any]:
     index = next((i for (i, _, _), gap in zip(both, gaps, strict=True) if gap == largest), None) if largest else None
     rr, cc = math.fsum(a * a for _, a, _ in both), math.fsum(b * b for _, _, b in both)
     dd, dot = math.fsum((b - a) ** 2 for _, a, b in both), math.fsum(a * b for _, a, b in both)
+    mean = math.fsum(a for _, a, _ in both) / max(1, len(both))
+    std = math.sqrt(math.fsum((a - mean) ** 2 for _, a, _ in both) / max(1, len(both)))
     kinds = [[_kind(x) for x in side] for side in (r, c)]
     words = [array.reshape(-1).view(f"u{array.itemsize}").tolist() for array in (reference, candidate)]
     return {
@@ -47,6 +49,8 @@ def compare(reference: Array, candidate: Array) -> dict[str, Any]:
         "max_abs_index": index,
         "reference_at_max": None if index is None else r[index],
         "candidate_at_max": None if index is None else c[index],
+        "max_rel": max((abs(b - a) / max(abs(a), 1e-12) for _, a, b in both), default=None),
+        "max_over_std": None if not both else largest / std if std else (math.inf if largest else 0.0),
         "rel_l2": None if not both else math.sqrt(dd) / math.sqrt(rr) if rr else (math.inf if dd else 0.0),
         "rms": math.sqrt(dd / len(both)) if both else None,
         "cosine": dot / math.sqrt(rr) / math.sqrt(cc) if rr and cc else None,

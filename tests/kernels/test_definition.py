@@ -44,6 +44,8 @@ def test_cheap_numbers_agree_with_the_oracle(pair: tuple[p.Array, p.Array]) -> N
             assert found[name] == pytest.approx(value, abs=1e-12)
         elif name == "mean_difference" and value is not None:
             assert found[name] == pytest.approx(value, abs=1e-13 * size)
+        elif name == "max_over_std" and value is not None:
+            assert found[name] == pytest.approx(value, rel=1e-9)
         else:
             assert close(found[name], value), name
 
@@ -178,6 +180,37 @@ def test_zero_reference_gives_an_infinite_relative_error_and_no_cosine() -> None
     assert measure(zero, one).norm_ratio is None
     assert measure(zero, -zero).rel_l2 == 0.0
     assert measure(one, zero).norm_ratio == 0.0
+
+
+def test_a_difference_is_relative_to_its_own_element_or_to_1e_12() -> None:
+    reference = np.array([1000.0, -0.5, 2.0, 4.0, 0.0])
+    for next_to_zero, largest in ((0.0, 0.5), (1e-15, 0.5), (1e-9, 1000.0)):
+        off = np.array([1.0, 0.25, 0.0, -0.5, next_to_zero])
+        assert measure(reference, reference + off).max_rel == pytest.approx(largest, rel=1e-12)
+    assert measure(reference.astype(int), reference.astype(int) + 3).max_rel == 3e12
+    assert measure(reference, reference * 3).max_rel == 2.0
+
+
+def test_the_largest_difference_is_counted_in_standard_deviations_of_the_reference() -> None:
+    rng = np.random.default_rng(0)
+    reference = 3 * rng.standard_normal((50, 80)) + 1
+    candidate = reference.copy()
+    candidate[3, 3] += 0.6
+    assert measure(reference, candidate).max_over_std == pytest.approx(0.6 / reference.std(), rel=1e-12)
+    far = measure(reference + 1e9, candidate + 1e9)  # whose squares do not tell its deviation
+    assert far.max_over_std == pytest.approx(0.6 / reference.std(), rel=1e-6)
+    candidate[0, 0] = np.nan  # is not compared, and neither is what the reference has there
+    assert measure(reference, candidate).max_over_std == pytest.approx(0.6 / reference.ravel()[1:].std(), rel=1e-12)
+    assert measure(np.ones(5), np.full(5, 2.0)).max_over_std == math.inf
+
+
+def test_equal_sides_and_sides_without_a_number_have_their_relative_differences() -> None:
+    one, empty = np.ones(5, np.float32), np.zeros(0, np.float32)
+    assert (measure(one, one.copy()).max_rel, measure(one, one.copy()).max_over_std) == (0.0, 0.0)
+    for pair in ((empty, empty), (one, one * np.float32(np.nan))):
+        assert (measure(*pair).max_rel, measure(*pair).max_over_std) == (None, None)
+    cheap = measure(one, 2 * one, full=False)  # differ, and were not asked for
+    assert (cheap.max_rel, cheap.max_over_std) == (None, None)
 
 
 def test_the_mean_difference_says_how_much_higher_the_candidate_is() -> None:

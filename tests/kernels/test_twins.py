@@ -137,6 +137,30 @@ def test_of_equal_differences_the_first_in_flat_order_is_named(shape: tuple[int,
     assert definition.measure(reference, candidate).nonfinite_mismatch_index == shape[1] - 3
 
 
+def test_the_largest_relative_difference_is_found_wherever_it_is() -> None:
+    """Runs are passed over that cannot hold it; the largest may come last, next to zeros or not finite ones."""
+    rng = np.random.default_rng(3)
+    for dtype in p.NATIVE:
+        reference = rng.standard_normal((70, 1000)).astype(dtype)
+        for place in (0, 63, 64, 35_000, 69_999):
+            for value in (1e-3, 0.0, 100.0):
+                ours, theirs = reference.copy(), p.nudged(rng, reference)
+                ours.reshape(-1)[place], theirs.reshape(-1)[place] = value, 3 * value + 1e-5
+                theirs.reshape(-1)[[place - 1, place - 20]] = np.nan, np.inf
+                a, b = ours.astype(np.float64), theirs.astype(np.float64)
+                with np.errstate(invalid="ignore"):
+                    relative = np.abs(b - a) / np.maximum(np.abs(a), 1e-12)
+                assert _kernels.measure(ours, theirs).max_rel == relative[np.isfinite(relative)].max()
+                assert_twins(ours, theirs)
+
+
+def test_a_scaled_tensor_has_one_relative_difference() -> None:
+    for dtype in p.NATIVE:
+        reference = np.random.default_rng(4).standard_normal((40, 300)).astype(dtype)
+        assert _kernels.measure(reference, reference * 2).max_rel == 1.0
+        assert_twins(reference, reference * 2)
+
+
 def test_extreme_float64_values_are_scaled_in_both() -> None:
     rng = np.random.default_rng(1)
     for power in (300, 160, -170, -310):

@@ -3,10 +3,10 @@
 Arithmetic is in float64. `passes` takes the raw sums of a pair; `results` says what follows from them. Numbers
 are over the positions that are finite on both sides.
 
-Counts, the largest difference and where it is, ULP distances, minima and maxima are exact. Sums are of float64
-values in an order that is not defined: two kernels may differ by 1e-12 of the sum of the absolute terms, and so
-may what follows from the sums; of regions whose errors are that close either may be the worst. Each kernel by
-itself always gives the same bits: they do not depend on threads or on how a tensor lies in memory.
+Counts, the largest difference and where it is, the largest relative one, ULP distances, minima and maxima are exact.
+Sums are of float64 values in an order that is not defined: two kernels may differ by 1e-12 of the sum of the absolute
+terms, and so may what follows from the sums; of regions whose errors are that close either may be the worst. Each
+kernel by itself always gives the same bits: they do not depend on threads or on how a tensor lies in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from . import floats, layout
 from .layout import Array
-from .results import Measurement, Number, Stats, Sums, detail_of, measurement_of, stats_of
+from .results import Measurement, Number, Stats, Sums, detail_of, deviation_of, measurement_of, stats_of
 
 # Sums of float64 squares outside these limits have overflowed, or lost digits to underflow: measured again,
 # scaled.
@@ -39,7 +39,7 @@ def measure(reference: Array, candidate: Array, *, full: bool = True) -> Measure
         scale = _scale(max(_largest(stats(reference)), _largest(stats(candidate))))
     if scale != 1.0:
         again = sums_of_pair(reference, candidate, full, scale)
-        sums = again._replace(max_abs=sums.max_abs, max_abs_index=sums.max_abs_index)
+        sums = again._replace(max_abs=sums.max_abs, max_abs_index=sums.max_abs_index, max_rel=sums.max_rel)
     return finish(reference, candidate, sums, full, scale)
 
 
@@ -55,13 +55,16 @@ def checked_pair(reference: Array, candidate: Array) -> tuple[Array, Array]:
 
 def finish(reference: Array, candidate: Array, sums: Sums, full: bool, scale: float = 1.0) -> Measurement:
     """The measurement of two real tensors whose raw sums are known."""
-    at_max = detail = None
+    at_max = detail = std = None
     if sums.max_abs_index >= 0:
         at_max = (_number(reference, sums.max_abs_index), _number(candidate, sums.max_abs_index))
     if full and sums.differing:
         ulp = floats.is_float(reference.dtype) and floats.is_float(candidate.dtype)
         detail = detail_of(sums, layout.matrix_shape(reference.shape), ulp=ulp)
-    return measurement_of(sums, reference.size, at_max, detail, scale)
+        std = deviation_of(sums, scale)
+        if std is None and sums.compared:
+            std = _deviation(reference, candidate, scale)
+    return measurement_of(sums, reference.size, at_max, std, detail, scale)
 
 
 def stats(array: Array) -> Stats:
@@ -123,6 +126,21 @@ def _stats(array: Array, scale: float) -> tuple[Stats, float]:
     extremes = (low[0], high[0]) if low else (0, 0)
     moments = (shift, square_shift, square)
     return stats_of(array.size, nan_count, inf_count, extremes, origin, moments, scale), square
+
+
+def _deviation(reference: Array, candidate: Array, scale: float) -> float | None:
+    """The reference's standard deviation where both sides are finite, measured from one of its elements."""
+    count, origin, sums = 0, 0.0, np.zeros(3)
+    with np.errstate(all="ignore"):
+        for a, b in zip(layout.flat_pieces(reference), layout.flat_pieces(candidate), strict=True):
+            values = a.astype(np.float64)
+            present = values[np.isfinite(values) & np.isfinite(b.astype(np.float64))]
+            if present.size and not count:
+                origin = float(present[0]) * scale
+            count += present.size
+            sums += _shifted_sums(present, origin, scale)
+    shift, square_shift, square = sums.tolist()
+    return stats_of(count, 0, 0, (0, 0), origin, (shift, square_shift, square), scale).std
 
 
 def _shifted_sums(values: Array, origin: float, scale: float) -> tuple[float, float, float]:

@@ -24,6 +24,7 @@ MAX_COLUMNS = 1 << 16  # wider matrices have no column sums
 SAMPLED_SIZE = 1 << 20  # tensors from this size on are sampled for the ULP histogram
 SAMPLE_STEP = 8
 PIECE_SIZE = 3 << 15  # elements of a piece at most: bounds the memory of a pass
+LEAST_REFERENCE = 1e-12  # a difference is relative to the reference, or to this where that is smaller
 CHUNK = 1 << 16  # elements of one tensor summed together for its statistics
 
 

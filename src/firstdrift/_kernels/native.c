@@ -106,6 +106,7 @@ static void merge_band(Band *total, const Band *band)
         total->max_abs = band->max_abs;
         total->max_index = band->max_index;
     }
+    if (band->max_rel > total->max_rel) total->max_rel = band->max_rel;
     if (band->max_ulp > total->max_ulp) total->max_ulp = band->max_ulp;
     if (band->row.mean > total->row.mean) total->row = band->row;
     if (band->block.mean > total->block.mean) total->block = band->block;
@@ -188,13 +189,13 @@ static PyObject *merged(byte *partials, Plan plan, int64_t rows, int64_t columns
     PyObject *by_octave = octaves(counts);
     PyObject *result =
         by_octave ? Py_BuildValue(
-                        "LLLLLLLLdLdddddLKKN(dLL)(dLL)(dLL)", (long long)((uint64_t)(rows * columns) - total->excluded),
+                        "LLLLLLLLdLdddddddLKKN(dLL)(dLL)(dLL)", (long long)((uint64_t)(rows * columns) - total->excluded),
                         (long long)total->differing, (long long)total->nan_r, (long long)total->nan_c,
                         (long long)total->inf_r, (long long)total->inf_c, (long long)total->mismatches,
                         (long long)total->mismatch_index, total->max_abs, (long long)total->max_index,
-                        total->sums[SQUARE_R], total->sums[SQUARE_C], total->sums[SQUARE_D], total->sums[DOT],
-                        total->sums[DIFFERENCE], (long long)total->flips, (unsigned long long)total->max_ulp,
-                        (unsigned long long)percentile_999(counts, total->max_ulp), by_octave, row.mean,
+                        total->max_rel, total->sums[SQUARE_R], total->sums[SQUARE_C], total->sums[SQUARE_D],
+                        total->sums[DOT], total->sums[DIFFERENCE], total->sums[SUM_R], (long long)total->flips,
+                        (unsigned long long)total->max_ulp, (unsigned long long)percentile_999(counts, total->max_ulp), by_octave, row.mean,
                         (long long)row.row, (long long)row.column, column.mean, (long long)column.row,
                         (long long)column.column, block.mean, (long long)block.row, (long long)block.column)
                   : NULL;

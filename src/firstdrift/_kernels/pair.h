@@ -19,6 +19,8 @@
 #define BUCKETS 496
 #define COPIES 8             /* of the histogram: neighbours in one bucket would wait for each other's store */
 
+#define LEAST_REFERENCE 1e-12 /* a difference is relative to the reference, or to this where that is smaller */
+
 #define AHEAD 2048           /* bytes from what is worked on to what is fetched into cache */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -35,13 +37,13 @@ typedef int64_t v4i __attribute__((vector_size(32), may_alias));
 typedef struct { int64_t row, stop_row, column, stop_column; } Span;
 typedef struct { double mean; int64_t row, column; } Worst;
 
-enum { SQUARE_R, SQUARE_C, SQUARE_D, DOT, DIFFERENCE, SUMS };
+enum { SQUARE_R, SQUARE_C, SQUARE_D, DOT, DIFFERENCE, SUM_R, SUMS };
 
 /* One band's share of the result; `columns` doubles and `columns` uint32_t follow it when columns are summed. */
 typedef struct {
     uint64_t excluded, differing, nan_r, nan_c, inf_r, inf_c, mismatches, flips, max_ulp;
     int64_t mismatch_index, max_index;
-    double max_abs;
+    double max_abs, max_rel;
     double sums[SUMS];
     Worst row, block;
     double row_squares[PANEL];

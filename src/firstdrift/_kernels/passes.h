@@ -46,6 +46,28 @@ TEMPLATE v4 PASS(max4)(v4 a, v4 b)
 #endif
 }
 
+/* The sign bit is set wherever d / q, rounded, is above m, and seldom elsewhere: dividing would cost as much as all other
+ * work. One rounding keeps the sign of m * q - d; float64, whose difference may vanish, is compared with the rounded
+ * product. */
+TEMPLATE v4i PASS(beyond)(Kind kind, v4 d, v4 m, v4 q)
+{
+#if AVX2
+    if (kind != F64) return (v4i)_mm256_fmsub_pd((__m256d)m, (__m256d)q, (__m256d)d);
+#else
+    (void)kind;
+#endif
+    return (v4i)(d >= m * q);
+}
+
+TEMPLATE int PASS(any_sign)(v4i a)
+{
+#if AVX2
+    return _mm256_movemask_pd((__m256d)a) != 0;
+#else
+    return (a[0] | a[1] | a[2] | a[3]) < 0;
+#endif
+}
+
 TEMPLATE v4 PASS(min4)(v4 a, v4 b)
 {
 #if AVX2
@@ -177,17 +199,22 @@ TEMPLATE void PASS(ulps)(Kind kind, Band *band, const byte *r, const byte *c, in
     else PASS(ulps16)(band, r, c, n, count, counted);
 }
 
-/* The five sums of a run and, for the columns, each difference squared. */
+/* The sums of a run and, for the columns, each difference squared. */
 typedef struct { double sums[SUMS]; double squares[RUN] __attribute__((aligned(32))); } PASS(Run);
 
-/* Sums of up to TOGETHER runs that lie one after the other; the largest difference in them. Each sum is a chain of
+/* The largest difference in some runs, and whether one may be relatively larger than any before. */
+typedef struct { double absolute; int relative; } PASS(Largest);
+
+/* Sums of up to TOGETHER runs that lie one after the other; the largest differences in them. Each sum is a chain of
  * additions that wait for each other: only several runs at a time keep the processor busy. */
-TEMPLATE double PASS(sum_runs)(Kind kind, int full, const byte *r, const byte *c, int64_t n, const int count,
-                               PASS(Run) *runs)
+TEMPLATE PASS(Largest) PASS(sum_runs)(Kind kind, int full, const byte *r, const byte *c, int64_t n, const int count,
+                                      double max_rel, PASS(Run) *runs)
 {
     const int64_t size = item_size(kind);
     v4 rr[TOGETHER] = {0}, cc[TOGETHER] = {0}, dd[TOGETHER] = {0}, rc[TOGETHER] = {0}, difference[TOGETHER] = {0};
-    v4 largest = {0};
+    v4 sum[TOGETHER] = {0}, largest = {0};
+    const v4 limit = largest + max_rel;
+    v4i beyond = {0};
     for (int64_t i = 0; i < n; i += 4)
         for (int k = 0; k < count; k++) {
             const int64_t at = (k * RUN + i) * size;
@@ -197,31 +224,38 @@ TEMPLATE double PASS(sum_runs)(Kind kind, int full, const byte *r, const byte *c
             rc[k] = PASS(add_product)(kind, rc[k], a, b);
             dd[k] += square;
             difference[k] += d;
-            largest = PASS(max4)(PASS(abs4)(d), largest);
-            if (full) *(v4 *)(runs[k].squares + i) = square;
+            d = PASS(abs4)(d);
+            largest = PASS(max4)(d, largest);
+            if (!full) continue;
+            sum[k] += a;
+            beyond |= PASS(beyond)(kind, d, limit, PASS(abs4)(a));
+            *(v4 *)(runs[k].squares + i) = square;
         }
     for (int k = 0; k < count; k++) {
         PASS(sum_four)(rr[k], cc[k], dd[k], rc[k], runs[k].sums);
         runs[k].sums[DIFFERENCE] = PASS(sum4)(difference[k]);
+        runs[k].sums[SUM_R] = PASS(sum4)(sum[k]);
     }
-    return PASS(largest4)(largest);
+    const double absolute = PASS(largest4)(largest);
+    return (PASS(Largest)){absolute, absolute >= max_rel * LEAST_REFERENCE && PASS(any_sign)(beyond)};
 }
 
 /* Runs whose two sides are bit-equal: nothing differs, three sums are one. */
 TEMPLATE void PASS(sum_equal_runs)(Kind kind, const byte *r, int64_t n, const int count, PASS(Run) *runs)
 {
-    v4 square[TOGETHER] = {0}, check[TOGETHER] = {0};
+    v4 square[TOGETHER] = {0}, sum[TOGETHER] = {0};
     for (int64_t i = 0; i < n; i += 4)
         for (int k = 0; k < count; k++) {
             v4 a = PASS(load4)(kind, r + (k * RUN + i) * item_size(kind));
             square[k] = PASS(add_product)(kind, square[k], a, a);
-            check[k] += a - a;
+            sum[k] += a;
         }
     for (int k = 0; k < count; k++) {
         double *sums = runs[k].sums;
         sums[SQUARE_R] = sums[SQUARE_C] = sums[DOT] = PASS(sum4)(square[k]);
         sums[SQUARE_D] = 0;
-        sums[DIFFERENCE] = PASS(sum4)(check[k]);
+        sums[SUM_R] = PASS(sum4)(sum[k]);
+        sums[DIFFERENCE] = sums[SUM_R] - sums[SUM_R]; /* 0, or NaN where something is not finite */
     }
 }
 
@@ -268,6 +302,19 @@ TEMPLATE void PASS(keep_largest)(Kind kind, Band *band, double largest, const by
     while (i + 1 < n && fabs(load_value(kind, c + i * size) - load_value(kind, r + i * size)) != largest) i++;
     band->max_abs = largest;
     band->max_index = index + i;
+}
+
+/* Divide in runs that may hold a relatively larger difference than any before; seldom more than a few do. */
+TEMPLATE void PASS(keep_relative)(Kind kind, Band *band, const byte *r, const byte *c, int64_t n)
+{
+    const v4 zero = {0}, least_reference = zero + LEAST_REFERENCE;
+    const int64_t size = item_size(kind);
+    v4 largest = zero + band->max_rel;
+    for (int64_t i = 0; i < n; i += 4) {
+        v4 a = PASS(load4)(kind, r + i * size), d = PASS(abs4)(PASS(load4)(kind, c + i * size) - a);
+        largest = PASS(max4)(d / PASS(max4)(PASS(abs4)(a), least_reference), largest);
+    }
+    band->max_rel = PASS(largest4)(largest);
 }
 
 /* What accumulates over a panel: its rows, and the blocks and columns of the strip being worked on. */
@@ -320,9 +367,10 @@ TEMPLATE void PASS(add_masked_run)(Kind kind, int full, const Pair *pair, Band *
     PASS(Run) run;
     uint32_t *column_excluded = panel->column_excluded ? panel->column_excluded + at.column : NULL;
     int64_t excluded = PASS(clean_run)(kind, band, &r, &c, at.n, at.index, column_excluded, copies);
-    double largest = PASS(sum_runs)(kind, full, r, c, at.n, 1, &run);
+    PASS(Largest) largest = PASS(sum_runs)(kind, full, r, c, at.n, 1, band->max_rel, &run);
     panel->row_excluded[at.row] += (uint64_t)excluded;
-    PASS(keep_largest)(kind, band, largest, r, c, at.width, at.index);
+    PASS(keep_largest)(kind, band, largest.absolute, r, c, at.width, at.index);
+    if (largest.relative) PASS(keep_relative)(kind, band, r, c, at.n);
     PASS(keep_runs)(kind, full, pair, band, panel, at, 1, &run, r, c, 1, excluded);
 }
 
@@ -332,13 +380,15 @@ TEMPLATE void PASS(add_runs)(Kind kind, int full, const Pair *pair, Band *band, 
 {
     const int64_t step = RUN * item_size(kind), differing = PASS(differing)(kind, r, c, at.n * count);
     PASS(Run) runs[TOGETHER];
-    double largest = 0, check = 0;
-    if (differing) largest = PASS(sum_runs)(kind, full, r, c, at.n, count, runs);
+    PASS(Largest) largest = {0, 0};
+    double check = 0;
+    if (differing) largest = PASS(sum_runs)(kind, full, r, c, at.n, count, band->max_rel, runs);
     else PASS(sum_equal_runs)(kind, r, at.n, count, runs);
     band->differing += (uint64_t)differing;
     for (int k = 0; k < count; k++) check += runs[k].sums[DIFFERENCE] - runs[k].sums[DIFFERENCE];
     if (check == 0) {
-        PASS(keep_largest)(kind, band, largest, r, c, at.width + (count - 1) * RUN, at.index);
+        PASS(keep_largest)(kind, band, largest.absolute, r, c, at.width + (count - 1) * RUN, at.index);
+        if (largest.relative) PASS(keep_relative)(kind, band, r, c, at.n * count);
         PASS(keep_runs)(kind, full, pair, band, panel, at, count, runs, r, c, differing, 0);
         return;
     }

@@ -39,7 +39,7 @@ def _raw(totals: Totals, task: Task) -> Sums:
         counts = task.reference.rows - totals.column_missing
         mean, column, _ = _worse(NOWHERE, totals.column_squares, counts)
         worst_column = (mean, 0, column) if column >= 0 else NOWHERE
-    square_reference, square_candidate, square_difference, dot, difference = totals.sums.tolist()
+    square_reference, square_candidate, square_difference, dot, difference, reference = totals.sums.tolist()
     return Sums(
         task.reference.rows * task.reference.columns - totals.missing,
         totals.differing,
@@ -51,11 +51,13 @@ def _raw(totals: Totals, task: Task) -> Sums:
         totals.mismatch_index,
         totals.max_abs,
         totals.max_abs_index,
+        totals.max_rel,
         square_reference,
         square_candidate,
         square_difference,
         dot,
         difference,
+        reference,
         totals.sign_flips,
         totals.max_ulp,
         floats.percentile_999(totals.ulp_counts, totals.max_ulp),
@@ -80,6 +82,7 @@ def _add_panels(totals: Totals, task: Task, row: int, stop_row: int, workspace: 
             _add_largest(totals, task, piece)
             if task.full:
                 _add_ulps(totals, task, piece)
+                _add_relative(totals, piece)
         if task.full:
             _add_regions(totals, regions, row, column)
     if task.full:
@@ -98,7 +101,7 @@ def _add_piece(totals: Totals, task: Task, span: Span, workspace: Workspace) -> 
         if missing.any():
             piece.leave_out(missing)
             sums = piece.measure(task.scale)
-    totals.sums += sums[:5]
+    totals.sums += sums[:6]
     return piece, sums.rows
 
 
@@ -179,6 +182,11 @@ def _add_ulps(totals: Totals, task: Task, piece: Piece) -> None:
     totals.ulp_counts += floats.histogram(distances, largest)
     if missing is not None:  # were counted as equal
         totals.ulp_counts[0] -= np.count_nonzero(missing)
+
+
+def _add_relative(totals: Totals, piece: Piece) -> None:
+    relative = piece.relative()
+    totals.max_rel = max(totals.max_rel, float(relative.max()), -float(relative.min()))
 
 
 def _worse(worst: tuple[float, int, int], squares: Array, counts: Array, start: int = 0) -> tuple[float, int, int]:

@@ -76,7 +76,9 @@ class Measurement:
 
     Every float is over the `compared` positions, those finite on both sides; the counts say what was left
     out. `differing` counts elements whose bits differ (of two dtypes: whose values or zero signs do), NaNs
-    included.
+    included. `max_rel` is the largest difference relative to the reference's element (or to 1e-12), and
+    `max_over_std` the largest difference in units of the reference's standard deviation; both are None of pairs
+    that differ where only the cheap numbers were asked for.
     """
 
     count: int
@@ -92,6 +94,8 @@ class Measurement:
     max_abs_index: int | None
     reference_at_max: Number | None
     candidate_at_max: Number | None
+    max_rel: float | None
+    max_over_std: float | None
     rel_l2: float | None
     rms: float | None
     cosine: float | None
@@ -129,11 +133,13 @@ class Sums(NamedTuple):
     nonfinite_mismatch_index: int
     max_abs: Number
     max_abs_index: int
+    max_rel: float
     square_reference: float
     square_candidate: float
     square_difference: float
     dot: float
     difference: float
+    reference: float
     sign_flips: int
     max_ulp: int
     p999_ulp: int
@@ -144,6 +150,7 @@ class Sums(NamedTuple):
 
 
 BLOCK = 64
+LOST = 1e-6  # of the mean square; a smaller variance has lost its digits to the mean
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -177,14 +184,31 @@ def detail_of(sums: Sums, matrix: tuple[int, int], *, ulp: bool) -> Detail:
     )
 
 
+def deviation_of(sums: Sums, scale: float = 1.0) -> float | None:
+    """The reference's standard deviation; None where its mean is so much larger that the sums do not tell."""
+    if not sums.compared:
+        return None
+    mean, square = sums.reference / sums.compared, sums.square_reference / sums.compared
+    variance = square - mean * mean
+    return math.sqrt(variance) / scale if variance > LOST * square else None if square else 0.0
+
+
 def measurement_of(
-    sums: Sums, count: int, at_max: tuple[Number, Number] | None, detail: Detail | None, scale: float = 1.0
+    sums: Sums,
+    count: int,
+    at_max: tuple[Number, Number] | None,
+    std: float | None,
+    detail: Detail | None,
+    scale: float = 1.0,
 ) -> Measurement:
-    """The measurement that follows from the raw sums; `at_max` are both values at the largest difference."""
+    """The measurement that follows from the raw sums; `at_max` are both values at the largest difference, `std` is the
+    reference's standard deviation, where it was asked for."""
     n = sums.compared
     reference, candidate = math.sqrt(sums.square_reference), math.sqrt(sums.square_candidate)
     difference = math.sqrt(sums.square_difference)
-    cosine = None
+    max_rel = max_over_std = cosine = None
+    if n and (detail is not None or not sums.differing):
+        max_rel, max_over_std = sums.max_rel, _ratio(float(sums.max_abs), std or 0.0)
     if reference and candidate:
         cosine = max(-1.0, min(1.0, sums.dot / reference / candidate))
     return Measurement(
@@ -201,6 +225,8 @@ def measurement_of(
         max_abs_index=sums.max_abs_index if at_max else None,
         reference_at_max=at_max[0] if at_max else None,
         candidate_at_max=at_max[1] if at_max else None,
+        max_rel=max_rel,
+        max_over_std=max_over_std,
         rel_l2=_ratio(difference, reference) if n else None,
         rms=difference / math.sqrt(n) / scale if n else None,
         cosine=cosine,

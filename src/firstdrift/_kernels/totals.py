@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import floats
-from .layout import MAX_COLUMNS, PANEL, PIECE_SIZE, RUN, Array, Matrix
+from .layout import LEAST_REFERENCE, MAX_COLUMNS, PANEL, PIECE_SIZE, RUN, Array, Matrix
 from .results import Number
 
 NOWHERE = (-1.0, -1, -1)
@@ -36,9 +36,10 @@ class Totals:
     column_squares: Array | None
     column_missing: Array | None
     max_abs: Number
-    sums: Array = field(default_factory=lambda: np.zeros(5))  # the first five of PieceSums
+    sums: Array = field(default_factory=lambda: np.zeros(6))  # the first six of PieceSums
     ulp_counts: Array = field(default_factory=lambda: np.zeros(floats.BUCKETS, np.int64))
     max_abs_index: int = -1
+    max_rel: float = 0.0
     mismatch_index: int = -1
     max_ulp: int = 0
     worst_row: tuple[float, int, int] = NOWHERE
@@ -79,14 +80,15 @@ class Workspace:
 
 
 class PieceSums(NamedTuple):
-    """Sums over a piece: of the squares of reference, candidate and difference, of the product and of the difference;
-    of the squares of the difference in each row."""
+    """Sums over a piece: of the squares of reference, candidate and difference, of the product, of the difference and
+    of the reference; of the squares of the difference in each row."""
 
     square_reference: float
     square_candidate: float
     square_difference: float
     dot: float
     difference: float
+    reference: float
     rows: Array
 
 
@@ -122,14 +124,14 @@ class Piece:
     def measure(self, scale: float) -> PieceSums:
         """Fill in differences and squares; sum."""
         a, b = self._widened(scale)
-        square_reference, square_candidate = _dot(a, a), _dot(b, b)
+        square_reference, square_candidate, reference = _dot(a, a), _dot(b, b), float(a.sum())
         rows, square_difference, difference = self._subtracted()
         # 2ab = a² + b² - (a - b)² saves a pass where it loses no digits: of sides close to each other.
         dot = (square_reference + square_candidate - square_difference) / 2
         if not square_difference <= dot:
             dot = _dot(*self._widened(scale))
             self._subtracted()
-        return PieceSums(square_reference, square_candidate, square_difference, dot, difference, rows)
+        return PieceSums(square_reference, square_candidate, square_difference, dot, difference, reference, rows)
 
     def _widened(self, scale: float) -> Array:
         sides = self.memory[:2]
@@ -144,6 +146,14 @@ class Piece:
         np.square(b, out=a)
         rows = self.squares.sum(axis=1)
         return rows, float(rows.sum()), float(b.sum())
+
+    def relative(self) -> Array:
+        """The differences over the reference, once measured; takes the place of the gaps."""
+        sizes: Array = self.memory[2]
+        sizes.reshape(self.reference.shape)[...] = self.reference
+        np.maximum(np.abs(sizes, out=sizes), LEAST_REFERENCE, out=sizes)
+        relative: Array = np.divide(self.memory[1], sizes, out=sizes)
+        return relative
 
     def leave_out(self, missing: Array) -> None:
         """Put zeros where something is missing."""

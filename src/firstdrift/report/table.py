@@ -49,6 +49,7 @@ class Row(NamedTuple):
     made: str
     limit: str
     max_abs: str
+    max_rel: str
     at: str
 
 
@@ -63,10 +64,11 @@ class Widths(NamedTuple):
     made: int
     limit: int
     max_abs: int
+    max_rel: int
     total: int
 
 
-HEADER = Row(" ", "step", "phase", "site", "verdict", "rel.err", "made here", "limit", "max abs", "at")
+HEADER = Row(" ", "step", "phase", "site", "verdict", "rel.err", "made here", "limit", "max abs", "max rel", "at")
 
 
 def table(result: Result, *, ranked: bool, limit: int, width: int, paint: Paint) -> list[str]:
@@ -157,6 +159,7 @@ def _row(pair: PairResult, first: Site | None) -> Row:
         made=number(introduced(pair)) if pair.error is not None and pair.verdict is not Verdict.SAME else "",
         limit="" if pair.limit is None else number(pair.limit),
         max_abs="" if m is None or not m.compared else number(m.max_abs),
+        max_rel="" if m is None or m.max_rel is None else number(m.max_rel),
         at="" if m is None or not m.max_abs else _index(pair, m),
     )
 
@@ -184,6 +187,7 @@ def _widths(rows: Sequence[Row], width: int, several_steps: bool, ranked: bool) 
         widest([row.made for row in rows]) if ranked else 0,
         widest([row.limit for row in rows]),
         widest([row.max_abs for row in rows]),
+        widest([row.max_rel for row in rows]),
     )
     step = widest([row.step for row in rows]) if several_steps else 0
     phase = widest([row.phase for row in rows])
@@ -203,7 +207,8 @@ def _lines(row: Row, widths: Widths, paint: Callable[[str], str]) -> list[str]:
     if not (row.error or row.limit or row.max_abs):
         return [where + paint(row.verdict)]
     made = f"{row.made:>{widths.made}}" if widths.made else ""
-    numbers = f"{row.error:>{widths.error}}{made}{row.limit:>{widths.limit}}{row.max_abs:>{widths.max_abs}}"
+    largest = f"{row.max_abs:>{widths.max_abs}}{row.max_rel:>{widths.max_rel}}"
+    numbers = f"{row.error:>{widths.error}}{made}{row.limit:>{widths.limit}}{largest}"
     line = f"{where}{paint(f'{row.verdict:<{widths.verdict}}')}{numbers}"
     length = 3 + widths.step + widths.phase + widths.place + widths.verdict + len(numbers)
     if length + 1 + len(row.at) <= widths.total:

@@ -19,6 +19,8 @@ def render_values(diff: StageDiff, *, quiet: bool = False, width: int = WIDTH) -
     lines.append(f"max_abs_diff: {_number(diff, diff.max_abs_diff)} at {diff.max_abs_diff_index}")
     if not diff.integers:
         lines += [f"rms_diff:     {diff.rms_diff:.6e}", f"cosine_sim:   {diff.cosine_sim:.10f}"]
+        relative = (("max_rel", diff.measurement.max_rel), ("max_over_std", diff.measurement.max_over_std))
+        lines += [f"{key + ':':<14}{value:.6e}" for key, value in relative if value is not None]
     lines.append(f"finite:       {finiteness(diff.measurement) or 'every value on both sides'}")
     lines.append(f"top {len(diff.top_diffs)}:")
     lines.append(f"  {'index':>10} {'a':>14} {'b':>14} {'abs_diff':>14}")

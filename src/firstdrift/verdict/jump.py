@@ -7,22 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from ..compare.measuring import Measured, load_pair
-from ..compare.pairs import ReconcileError
+from ..compare.measuring import Measured
 from ..compare.result import PairResult, Verdict
-from ..traces import Array, Trace
 
 FACTOR = 1000.0
 START = 1e-6
-TINY = 1e-12
-CHUNK = 1 << 20
 
 
-def judge_by_jump(
-    measured: Sequence[Measured], judged: Sequence[PairResult], reference: Trace, candidate: Trace, abs_floor: float
-) -> list[PairResult]:
+def judge_by_jump(measured: Sequence[Measured], judged: Sequence[PairResult], abs_floor: float) -> list[PairResult]:
     """The verdicts of the jump rule; what has no numbers keeps the verdict that the default rule gave it."""
     floor, tier, drifted = START, None, False
     results = []
@@ -35,7 +27,7 @@ def judge_by_jump(
             results.append(before)
             drifted |= before.verdict is Verdict.DRIFT
             continue
-        relative = _max_relative(item, reference, candidate)
+        relative = measurement.max_rel or 0.0
         beyond = float(measurement.max_abs) > abs_floor and relative > FACTOR * floor
         if not beyond and relative < 1:
             floor = max(floor, relative)
@@ -47,25 +39,3 @@ def judge_by_jump(
         results.append(replace(judged_so, error=relative, limit=FACTOR * floor, inherited=None))
         drifted |= beyond
     return results
-
-
-def _max_relative(item: Measured, reference: Trace, candidate: Trace) -> float:
-    """The largest |c - r| / max(|r|, 1e-12) over elements finite on both sides."""
-    try:
-        ours, theirs = load_pair(item.pair, reference, candidate)
-    except ReconcileError:
-        return 0.0
-    largest = 0.0
-    flat_ours, flat_theirs = ours.reshape(-1), theirs.reshape(-1)
-    for start in range(0, flat_ours.size, CHUNK):
-        largest = max(largest, _chunk(flat_ours[start : start + CHUNK], flat_theirs[start : start + CHUNK]))
-    return largest
-
-
-def _chunk(ours: Array, theirs: Array) -> float:
-    wide = np.complex128 if ours.dtype.kind == "c" else np.float64
-    a, b = ours.astype(wide), theirs.astype(wide)
-    finite = np.isfinite(a) & np.isfinite(b)
-    with np.errstate(invalid="ignore"):
-        relative = np.abs(b - a) / np.maximum(np.abs(a), TINY)
-    return float(relative[finite].max(initial=0.0))
