@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+PARTIAL = ".partial"
 _numbers = itertools.count()  # threads may write the same file at once; the last one stays
 
 
 @contextmanager
 def replacing_path(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the place of `path` when the block ends well."""
-    path = (
-        Path(os.path.realpath(path)) if path.is_symlink() else path
-    )  # what a link points to is replaced, not the link
-    partial = path.with_name(f".{path.name[:100]}.{os.getpid()}.{next(_numbers)}.partial")
+    path = _behind_link(path)
+    partial = _beside(path)
     try:
         yield partial
         partial.replace(path)
@@ -32,3 +31,36 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` when the block ends well."""
     with replacing_path(path) as partial, open(partial, "wb") as file:
         yield file  # closed before it is renamed: the last entered is the first left
+
+
+@contextmanager
+def replacing_together(index: Path) -> Iterator[Callable[[Path], Path]]:
+    """For files that `index` makes into one: a function that gives a path to write to for each, the index's last.
+
+    They take their places when all are written. The old index goes first and the new one comes last, so that no index
+    ever names files of two writers.
+    """
+    partials: dict[Path, Path] = {}
+
+    def place(path: Path) -> Path:
+        path = _behind_link(path)
+        return partials.setdefault(path, _beside(path))
+
+    try:
+        yield place
+        _behind_link(index).unlink(missing_ok=True)
+        for path, partial in partials.items():
+            partial.replace(path)
+    except BaseException:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _behind_link(path: Path) -> Path:
+    """What a link points to is replaced, not the link."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}.{next(_numbers)}{PARTIAL}")

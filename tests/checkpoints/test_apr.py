@@ -15,7 +15,7 @@ from firstdrift.checkpoints.blocks import dequantize
 from firstdrift.checkpoints.encoding import encode_blocks
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.errors import FormatError
+from firstdrift.errors import FirstdriftError, FormatError
 
 from .samples import EXAMPLE, bits, same
 
@@ -330,6 +330,8 @@ LIES = {
     "counts 99 tensors": lambda said: said.update(tensor_count=99),
     "its manifest says 7": lambda said: said["shards"][0].update(size=7),
     "its manifest lists": lambda said: said["shards"][0].update(tensors=["x"]),
+    "the tensors that its manifest lists": lambda said: said["shards"][0].update(tensors=0.5),
+    "cannot look for its shards": lambda said: said["shards"][0].update(filename="é" * 300),
     "wrong about": lambda said: said["weight_map"].update(odd=0 if said["weight_map"]["odd"] else 1),
     "wrong about 'x'": lambda said: said["weight_map"].update(x=0),
     "no list of 'shards'": lambda said: said.update(shards=3),
@@ -346,5 +348,5 @@ def test_a_manifest_that_lies_is_refused(tmp_path, tensors, message):
     manifest, said = shards(tmp_path, tensors)
     LIES[message](said)
     manifest.write_text(json.dumps(said))
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FirstdriftError, match=message):
         open_checkpoint(manifest)

@@ -17,7 +17,7 @@ from firstdrift.checkpoints.json_file import read_json_object
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.dtypes import numpy_dtype
-from firstdrift.errors import FormatError, NotFoundError, SelectionError
+from firstdrift.errors import FirstdriftError, FormatError, NotFoundError, SelectionError
 from firstdrift.formats.safetensors_file import DTYPES
 
 from .samples import bits, same, some_tensors
@@ -216,6 +216,31 @@ def test_a_shard_outside_of_the_directory_is_refused(tmp_path, name):
     index.write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(FormatError, match="is not a plain name beside the index"):
         open_checkpoint(index)
+
+
+@pytest.mark.parametrize("said", [[1], "a", 7, {}, {"a": 1}])
+def test_an_index_of_any_name_whose_map_is_none_is_refused(tmp_path, said):
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": said}))
+    with pytest.raises(FormatError, match="has no 'weight_map' from tensors to files"):
+        open_checkpoint(index)
+
+
+def test_a_shard_whose_name_is_too_long_is_refused(tmp_path):
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "é" * 300}}))
+    with pytest.raises(FirstdriftError, match="cannot look for its shards .File name too long.; fetch it again"):
+        open_checkpoint(index)
+
+
+def test_a_damaged_archive_of_pytorch_that_spans_disks_is_refused(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "m.pt")
+    data = (tmp_path / "m.pt").read_bytes()
+    at = data.rindex(b"PK\x05\x06")
+    record = b"PK\x06\x07" + struct.pack("<IQI", 1, 0, 2)  # the directory is on disk 1 of 2
+    (tmp_path / "m.pt").write_bytes(b"\x80\x02" + data[2:at] + record + data[at:])
+    with pytest.raises(FormatError, match="torch.load.weights_only=True. refuses it"):
+        open_checkpoint(tmp_path / "m.pt")
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_is_refused(tmp_path, tensors):

@@ -173,6 +173,11 @@ def test_a_shard_outside_of_the_directory_is_refused(tmp_path, name):
         fd.open_trace(sharded(tmp_path, {}, {"a": name}))
 
 
+def test_a_shard_whose_name_is_too_long_is_refused(tmp_path):
+    with pytest.raises(fd.FirstdriftError, match="cannot look for its shards .File name too long."):
+        fd.open_trace(sharded(tmp_path, {}, {"a": "é" * 300}))
+
+
 @pytest.mark.parametrize(
     "text",
     [b"", b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {}}', b'{"weight_map": {"a": 1}}', b"\xff", b"{"],

@@ -143,6 +143,12 @@ def test_a_manifest_that_is_not_there_is_refused(port, weights, tmp_path):
     assert "cannot read the probe manifest" in refusal(port, "--weights", weights, "--probes", tmp_path / "none")
 
 
+def test_a_manifest_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"conv1\n\xb3")
+    with pytest.raises(fd.FormatError, match="latin.txt: is not UTF-8 at byte 6"):
+        read_probes(tmp_path / "latin.txt")
+
+
 def test_a_directory_that_cannot_be_written_is_refused(port, weights, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for option in ("--out", "--npy"):

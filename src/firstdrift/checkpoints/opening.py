@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import FormatError, storage
 from ..regular import read_regular
 from .checkpoint import Checkpoint
-from .safetensors_file import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded
+from .safetensors_file import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded, weight_map
 
 KNOWN = "safetensors (or its index), APR v2, GGUF, npz, PyTorch, or a Hugging Face directory"
 ZIP = b"PK\x03\x04"
@@ -75,7 +75,7 @@ def _open_json(path: Path) -> Checkpoint:
     if "weight_map" in about:
         from .torch_file import open_torch_index
 
-        if any(str(name).endswith(".bin") for name in dict(about["weight_map"] or {}).values()):
+        if any(name.endswith(".bin") for name in weight_map(about, path).values()):
             return open_torch_index(path)
         return open_sharded(path)
     raise FormatError(f"{path}: is JSON but no index of shards (it has no 'weight_map'); give {KNOWN}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..dtypes import numpy_dtype
-from ..errors import FormatError
+from ..errors import FormatError, storage
 from ..formats.border import naming
 from ..formats.safetensors_file import DTYPES, INDEX_SUFFIX
 from ..mapped import MappedFile
@@ -97,7 +97,9 @@ def check_shards(shard_of: dict[str, str], index: Path) -> list[str]:
     for name in names:
         if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
             raise FormatError(f"{index}: shard {shown(name)!r} is not a plain name beside the index; fetch it again")
-        if not (index.parent / name).is_file():
+        with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
+            found = (index.parent / name).is_file()
+        if not found:
             raise FormatError(f"{index}: names the shard {shown(name)}, which is not there; fetch it")
     return names
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..atomic import replacing
+from ..atomic import replacing_path, replacing_together
 from ..errors import FormatError
 from ..formats.safetensors_file import DTYPES as NAMES
 from ..formats.safetensors_file import INDEX_SUFFIX
@@ -30,7 +30,8 @@ _RANK = {code: rank for rank, code in enumerate(_ORDER)}
 def write(job: Job) -> tuple[list[Change], list[str]]:
     """Write one file, or shards and their index."""
     if job.format == "safetensors":
-        return _write_file(job, job.path, job.tensors), []
+        with replacing_path(job.path) as partial:
+            return _write_file(job, partial, job.tensors), []
     return _write_shards(job), []
 
 
@@ -42,14 +43,14 @@ def _write_shards(job: Job) -> list[Change]:
     parts = shards(job.tensors, job.shard_bytes)
     changes: list[Change] = []
     shard_of: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        name = f"{stem}-{number:05d}-of-{len(parts):05d}.safetensors"
-        changes += _write_file(job, job.path.parent / name, part)
-        shard_of |= {tensor.name: name for tensor in part}
     total = sum(tensor.entry.nbytes for tensor in job.tensors)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    with replacing(job.path) as file:
-        file.write(json.dumps(index, indent=2).encode())
+    with replacing_together(job.path) as place:
+        for number, part in enumerate(parts, 1):
+            name = f"{stem}-{number:05d}-of-{len(parts):05d}.safetensors"
+            changes += _write_file(job, place(job.path.parent / name), part)
+            shard_of |= {tensor.name: name for tensor in part}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
+        place(job.path).write_bytes(json.dumps(index, indent=2).encode())
     return changes
 
 
@@ -57,9 +58,9 @@ def _write_file(job: Job, path: Path, tensors: list[Tensor]) -> list[Change]:
     ordered = sorted(tensors, key=lambda tensor: (_RANK[_CODES[tensor.entry.dtype]], tensor.name.encode()))
     header = _header(ordered, job.metadata)
     if len(header) > MAX_HEADER:
-        raise FormatError(f"{path}: a header of {len(header)} bytes is more than {MAX_HEADER}; leave metadata out")
+        raise FormatError(f"{job.path}: a header of {len(header)} bytes is more than {MAX_HEADER}; leave metadata out")
     changes: list[Change] = []
-    with replacing(path) as file:
+    with open(path, "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for tensor in ordered:
             data, rounding = stored_bytes(tensor)

@@ -71,8 +71,8 @@ def _load(path: Path) -> Json:
         import torch
     except ImportError:
         raise FormatError(f"{path}: is a PyTorch file, and torch is not installed; pip install torch") from None
-    mapped = zipfile.is_zipfile(path)  # the format before 1.6 cannot be mapped
     try:
+        mapped = zipfile.is_zipfile(path)  # the format before 1.6 cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:  # PyTorch reports damage, refusals and lies by a dozen kinds
         why = str(error).strip().split("\n")[0][:200]

@@ -92,6 +92,7 @@ def _compare(reference: str, candidate: str, options: dict[str, Any]) -> Result:
 
 def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
     """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
+    from ..atomic import replacing
     from ..compare.mapping import read_map, write_map
     from ..comparison import align_traces
     from ..errors import TraceExistsError, storage
@@ -102,8 +103,8 @@ def _write_map(reference: str, candidate: str, target: Path, options: dict[str, 
     mapping = None if options["map"] is None else read_map(Path(options["map"]))
     asked = {key: options[key] for key in aligning} | {"map": mapping}
     alignment = align_traces(reference, candidate, **asked).alignment
-    with storage(target, "write the map", "choose a path that you may write"):
-        target.write_text(write_map(alignment, mapping), "utf-8")
+    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
+        file.write(write_map(alignment, mapping).encode())
     say(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
 
 

@@ -102,10 +102,11 @@ def _new_file(path: str | None) -> Path | None:
 
 
 def _write_map(found: CheckpointDifference, target: Path) -> None:
+    from ..atomic import replacing
     from ..loading.diff_map import map_of_difference
 
-    with storage(target, "write the map", "choose a path that you may write"):
-        target.write_text(map_of_difference(found), "utf-8")
+    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
+        file.write(map_of_difference(found).encode())
     say(f"{target}: map written; read it, then give it as map= or --map", err=True)
 
 

@@ -161,7 +161,9 @@ def _read_shards(index: Path) -> tuple[list[Path], dict[str, Stored], list[str]]
     stored: dict[str, Stored] = {}
     problems = []
     for number, file in enumerate(files):
-        if not file.is_file():
+        with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
+            found = file.is_file()
+        if not found:
             raise FormatError(f"{index}: names the shard {file.name}, which is not there; fetch it")
         for key, held in _read_file(file, number)[0].items():
             if key in stored:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, storage
+from ..regular import read_regular
 
 FIRST_LINE = b"firstdrift-kws 1\n"
 Arrays = dict[str, NDArray[np.float32]]
@@ -27,7 +28,7 @@ def read_weights(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Arrays:
     """Read parameters of these names and shapes, in this order."""
     again = "export the weights of this network"
     with storage(path, "read the weights", "export them with `python -m firstdrift.kws.twin --export`"):
-        data = path.read_bytes()
+        data = read_regular(path)
     if not data.startswith(FIRST_LINE):
         raise FormatError(f"{path}: is no weights file, for it does not begin with {FIRST_LINE.decode()!r}; {again}")
     at, found = len(FIRST_LINE), Arrays()

@@ -19,7 +19,8 @@ RESERVED = "out"
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _UNSAFE = re.compile(r"[^\w.=,+-]+")
-MOST = 1_000_000  # more is a slip of the keyboard
+MOST = 100_000  # more is a slip of the keyboard
+DIGITS = 18  # of a number of a range
 RUNNING = "~"  # is in no directory's name but in that of a case that runs
 LONGEST = 80  # characters of a directory's name
 
@@ -122,6 +123,8 @@ def _values(text: str, whole: str) -> list[Json]:
 
 
 def _numbers(found: re.Match[str], whole: str) -> range:
+    if any(len(text.lstrip("-")) > DIGITS for text in found.groups("1")):
+        raise SelectionError(f"--cases {whole[:60]}: has a number of more than {DIGITS} digits in a range; shorten it")
     first, stop, step = int(found[1]), int(found[2]), int(found[3] or 1)
     if step == 0 or not (numbers := range(first, stop, step)):
         raise SelectionError(f"--cases {whole}: the range {found[0]} is empty; write first:stop:step, stop left out")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..atomic import PARTIAL, replacing
 from ..errors import FormatError, TraceExistsError, TraceInUseError, storage
 from ..regular import read_regular
 from ..store.lock import acquire
@@ -66,12 +67,15 @@ class Ledger:
             self.path.replace(self.directory / BEFORE)
         self.rows = {}
         shutil.rmtree(self.directory / CASES, ignore_errors=True)
-        self.path.write_text(encode(head) + "\n", "utf-8")
+        with replacing(self.path) as file:
+            file.write((encode(head) + "\n").encode())
 
     def clear(self) -> None:
         """Remove what runs have left that did not come to an end."""
         for left in (self.directory / CASES).glob(f"*{RUNNING}*"):
             shutil.rmtree(left, ignore_errors=True)
+        for partial in self.directory.glob(f".{RESULTS}.*{PARTIAL}"):
+            partial.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any] | None:
         """The first line of the file; the whole rows after it are kept, a torn one at its end is cut off."""
@@ -132,9 +136,10 @@ def open_ledger(directory: Path, identity: dict[str, Any], *, force: bool = Fals
     """The ledger of a directory, which nobody else may use meanwhile."""
     with storage(directory, "make the directory of results", "choose another by --out"):
         directory.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in directory.iterdir())
-    if names and RESULTS not in names and set(names) - {LOCK}:
-        raise TraceExistsError(f"{directory}: holds {names[0]!r}, which no sweep made; choose another --out")
+        names = {path.name for path in directory.iterdir()}
+    others = sorted(name for name in names - {LOCK} if not (name.startswith(f".{RESULTS}.") and name.endswith(PARTIAL)))
+    if others and not names & {RESULTS, BEFORE}:  # the latter alone where a sweep was killed while it began anew
+        raise TraceExistsError(f"{directory}: holds {others[0]!r}, which no sweep made; choose another --out")
     refused = "choose another by --out"
     with storage(directory, "write the results", refused):
         lock = open(directory / LOCK, "ab")  # noqa: SIM115

@@ -61,6 +61,11 @@ def _open_shard(manifest: Path, shard: dict[str, Json], count: int) -> Checkpoin
             f"{path}: says it is shard {own.get('shard_index')} of {own.get('shard_count')}, its manifest "
             f"{shard['index']} of {count}; fetch it again"
         )
-    if shard.get("tensors") is not None and sorted(shard["tensors"]) != sorted(part.entries):
+    listed = shard.get("tensors")
+    if listed is not None and not (type(listed) is list and _same_names(listed, part)):
         raise FormatError(f"{path}: does not hold the tensors that its manifest lists; fetch it again")
     return part
+
+
+def _same_names(listed: list[Json], part: Checkpoint) -> bool:
+    return all(type(name) is str for name in listed) and sorted(listed) == sorted(part.entries)

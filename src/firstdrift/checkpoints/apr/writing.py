@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from ...atomic import replacing
+from ...atomic import replacing_path, replacing_together
 from ...errors import FormatError
 from ...mapped import Bytes
 from ...sites import shown
@@ -33,7 +33,8 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
     for tensor in job.tensors:
         _check(tensor)
     if job.format == "apr":
-        return _write_file(job, job.path, job.tensors, job.metadata, 0), []
+        with replacing_path(job.path) as partial:
+            return _write_file(job, partial, job.tensors, job.metadata, 0), []
     return _write_shards(job), []
 
 
@@ -46,33 +47,34 @@ def _write_shards(job: Job) -> list[Change]:
     total = sum(tensor.entry.nbytes for tensor in job.tensors)
     changes: list[Change] = []
     listed: list[Json] = []
-    for number, part in enumerate(parts):
-        name = f"{stem}-{number + 1:05d}-of-{len(parts):05d}.apr"
-        about = {"shard_count": len(parts), "shard_index": number, "total_size": total, "pattern": None}
-        changes += _write_file(job, job.path.parent / name, part, {**job.metadata, "sharding": about}, SHARDED)
-        size = (job.path.parent / name).stat().st_size
-        listed.append({"filename": name, "index": number, "size": size, "tensors": [t.name for t in part]})
-    manifest = {
-        "version": MANIFEST_VERSION,
-        "shard_count": len(parts),
-        "total_size": total,
-        "tensor_count": len(job.tensors),
-        "shards": listed,
-        "weight_map": {tensor.name: number for number, part in enumerate(parts) for tensor in part},
-    }
-    with replacing(job.path) as file:
-        file.write(json.dumps(manifest, indent=2, ensure_ascii=False).encode())
+    with replacing_together(job.path) as place:
+        for number, part in enumerate(parts):
+            name = f"{stem}-{number + 1:05d}-of-{len(parts):05d}.apr"
+            about = {"shard_count": len(parts), "shard_index": number, "total_size": total, "pattern": None}
+            shard = place(job.path.parent / name)
+            changes += _write_file(job, shard, part, {**job.metadata, "sharding": about}, SHARDED)
+            size = shard.stat().st_size
+            listed.append({"filename": name, "index": number, "size": size, "tensors": [t.name for t in part]})
+        manifest = {
+            "version": MANIFEST_VERSION,
+            "shard_count": len(parts),
+            "total_size": total,
+            "tensor_count": len(job.tensors),
+            "shards": listed,
+            "weight_map": {tensor.name: number for number, part in enumerate(parts) for tensor in part},
+        }
+        place(job.path).write_bytes(json.dumps(manifest, indent=2, ensure_ascii=False).encode())
     return changes
 
 
 def _write_file(job: Job, path: Path, tensors: list[Tensor], metadata: Mapping[str, Json], flags: int) -> list[Change]:
     ordered = sorted(tensors, key=_by_name)
-    said = pack_metadata(metadata, path)
+    said = pack_metadata(metadata, job.path)
     if len(said) > MAX_METADATA:
-        raise FormatError(f"{path}: {len(said)} bytes of metadata are more than {MAX_METADATA}; leave some out")
+        raise FormatError(f"{job.path}: {len(said)} bytes of metadata are more than {MAX_METADATA}; leave some out")
     start, placed = _front(ordered, said, flags)
     changes: list[Change] = []
-    with replacing(path) as file:
+    with open(path, "wb") as file:
         out = _Summed(file)
         out.write(start)
         for tensor, (_, offset) in zip(ordered, placed, strict=True):

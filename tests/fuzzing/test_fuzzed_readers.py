@@ -1,0 +1,54 @@
+"""Half a million damaged inputs for every reader and the program: errors of ours or an answer, in little memory."""
+
+from math import ceil
+
+import pytest
+from feeding import Subject, feed
+from text_subjects import TEXTS
+from trace_subjects import TRACES
+from weight_subjects import CHECKPOINTS
+
+SUBJECTS = {**TRACES, **CHECKPOINTS, **TEXTS}
+AT_LEAST = 500_000
+CHUNK = 10_000  # inputs of one test, so that workers share them
+SAMPLE = 60  # inputs of each subject in every run
+
+
+def chunks():
+    """Every input once: a first few in every run, the others where there is time."""
+    for name, (_, inputs) in SUBJECTS.items():
+        yield pytest.param(name, range(SAMPLE), id=f"{name}, sample")
+        pieces = ceil((inputs - SAMPLE) / CHUNK)
+        for piece in range(pieces):
+            seeds = range(SAMPLE + piece * CHUNK, min(inputs, SAMPLE + (piece + 1) * CHUNK))
+            yield pytest.param(name, seeds, id=f"{name}, {piece + 1} of {pieces}", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "seeds"), [*chunks()])
+def test_damaged_inputs_give_answers_or_our_errors_in_little_memory(name, seeds, tmp_path, counted):
+    whole, place = tmp_path / "whole", tmp_path / "fed"
+    whole.mkdir()
+    place.mkdir()
+    fed = feed(SUBJECTS[name][0](whole), place, seeds)
+    counted("fuzzed inputs", fed.inputs, peak=fed.peak)
+    fed.assert_ours()
+    assert fed.inputs == len(seeds)
+
+
+def test_all_of_them_are_at_least_half_a_million():
+    seeds = [(chunk.values[0], seed) for chunk in chunks() for seed in chunk.values[1]]
+    assert len(seeds) == len(set(seeds)) == sum(inputs for _, inputs in SUBJECTS.values()) >= AT_LEAST
+
+
+def test_the_feeder_tells_of_foreign_errors_and_of_memory(tmp_path):
+    def careless(directory):
+        data = (directory / "f").read_bytes()
+        return bytearray(data[0] << 19), data.decode()
+
+    fed = feed(Subject({"f": b"\x01abc"}, careless), tmp_path, range(150))
+    said = " ".join(fed.foreign.values())
+    assert "UnicodeDecodeError" in said
+    assert "IndexError" in said  # an empty file
+    assert "MiB beyond its" in said
+    with pytest.raises(AssertionError, match="UnicodeDecodeError"):
+        fed.assert_ours()
