@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-engines check bench install clean
+.PHONY: demo test test-all test-engines check bench live install clean
 
 demo: $(STAMP)
 	$(BIN)/firstdrift demo
@@ -28,6 +28,10 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python bench/run.py
+
+# A real model on real text, about 45 minutes of one core; killed, it goes on where it was.
+live: $(STAMP)
+	$(BIN)/python bench/live.py live-run
 
 install: $(STAMP)
 

@@ -138,7 +138,13 @@ WRONG = {
     "rule": ({"tokenizer.ggml.pre": "chameleon"}, "the rule 'chameleon', and only gpt-2, default, smollm"),
     "kind": ({"tokenizer.ggml.model": "bert"}, "of kind 'bert', and only gpt2 and llama are known"),
     "merges": ({"tokenizer.ggml.merges": ["a b c"]}, "the merge 'a b c' is not of two pieces"),
-    "merge of nothing": ({"tokenizer.ggml.merges": ["zz qq"]}, "its vocabulary is no BPE"),
+    "merge of nothing": ({"tokenizer.ggml.merges": ["zz qq"]}, "a merge needs the token 'zz', which there is not"),
+    "longer than any": (
+        {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]},
+        "needs the token 'ab'",
+    ),
+    "rule of no text": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"the rule \['gpt-2'\], and only gpt-2"),
+    "types": ({"tokenizer.ggml.token_type": 7}, "tokenizer.ggml.token_type is no list of numbers"),
     "numbers": ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens is no list of texts"),
     "no merges": ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is no list of texts"),
 }
@@ -151,12 +157,41 @@ def test_a_vocabulary_that_cannot_be_read_is_refused(kind):
         read(gguf_keys(trained(), pre="gpt-2") | changes)
     with pytest.raises(FormatError, match="has no number for each of 277 tokens"):
         read(sentence_piece() | {"tokenizer.ggml.scores": [0.0]})
+    with pytest.raises(FormatError, match="tokenizer.ggml.scores is no list of numbers"):
+        read(sentence_piece() | {"tokenizer.ggml.scores": ["high"] * 277})
+    with pytest.raises(FormatError, match="tokenizer.vocabulary is no list of numbers"):
+        read({"tokenizer.vocabulary": {"a": 0, "b": "1"}, "tokenizer.merges": []})
+
+
+class PanicError(BaseException):
+    """As the library's Rust raises it: no Exception."""
+
+
+def test_a_panic_of_the_library_is_a_sentence(monkeypatch, tmp_path):
+    def panic(*arguments):
+        raise PanicError("range end index 2 out of range")
+
+    model = directory(tmp_path / "model")
+    trained().save(str(model / "tokenizer.json"))
+    monkeypatch.setattr(Library, "from_file", staticmethod(panic))
+    monkeypatch.setattr("firstdrift.decoder.tokenizing.tokenizers_library", lambda: Library)
+    with pytest.raises(FormatError, match="is no tokenizer that can be read .range end index 2"):
+        tokenizer_of(model)
+
+
+class Library:
+    """Stands for the library."""
+
+    from_file = staticmethod(Tokenizer.from_file)
+
+
+Library.Tokenizer = Library
 
 
 def test_a_model_without_a_tokenizer_and_a_damaged_one_are_refused(tmp_path):
     model = directory(tmp_path / "model")
     with pytest.raises(
-        CaptureError, match="has no tokenizer, neither inside nor as tokenizer.json beside it.*--tokens"
+        CaptureError, match="has no tokenizer, neither inside nor as tokenizer.json or vocab.json beside it.*--tokens"
     ):
         tokenizer_of(model)
     (model / "tokenizer.json").write_text("{}")

@@ -40,6 +40,7 @@ def files(path):
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-001")
 def test_save_001_the_flags_are_in_the_help_with_the_contracts_names():
     text = said("--help").output
     for flag in ("--save-tensor ", "--save-tensor-dir", "--output", "--save-tensor-layers", "--layer"):
@@ -47,6 +48,7 @@ def test_save_001_the_flags_are_in_the_help_with_the_contracts_names():
     assert all(name in text for name in STAGES)
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-002")
 @pytest.mark.parametrize("format", ["aprt", "trace"])
 def test_save_002_two_runs_leave_the_same_bytes(model, format, tmp_path):
     for run in ("a", "b"):
@@ -55,6 +57,30 @@ def test_save_002_two_runs_leave_the_same_bytes(model, format, tmp_path):
     assert files(tmp_path / "a") == files(tmp_path / "b") != {}
 
 
+QUERY = "model.layers.2.self_attn.q_proj.weight"
+
+
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-003")
+def test_save_003_the_gate_of_layer_3_tells_a_wrong_file_from_the_same_model_in_two_formats(tmp_path):
+    """The contract's own measure, the largest difference in units of the standard deviation, and its own limit."""
+    source = directory(tmp_path / "model", "llama", num_hidden_layers=4)
+    right, gguf = converted(source, tmp_path / "right.apr"), converted(source, tmp_path / "model.gguf")
+    with open_checkpoint(right) as checkpoint:
+        tensors = {name: np.array(checkpoint.array(name)) for name in checkpoint.entries}
+        tensors[QUERY] = np.roll(tensors[QUERY], 1, axis=0)
+        write_checkpoint(tmp_path / "wrong.apr", tensors.items(), format="apr", metadata=dict(checkpoint.metadata))
+    gates = {}
+    for path in (right, gguf, tmp_path / "wrong.apr"):
+        out = tmp_path / f"{path.name}-out"
+        done = said(path, "--save-tensor", "ffn_gate", "--layer", "3..4", "--tokens", IDS, "--output", out)
+        assert done.exit_code == 0, done.output
+        gates[path.name] = stage(out / "layer-3" / "ffn_gate.bin")[3]
+    off = {name: np.abs(gate - gates["model.gguf"]).max() / gate.std() for name, gate in gates.items()}
+    assert off["right.apr"] < 0.001
+    assert off["wrong.apr"] > 0.05
+
+
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-004")
 def test_save_004_a_stage_file_says_its_layer_and_its_size(model, tmp_path):
     said(model, "--save-tensor", "ffn_gate", "--tokens", IDS, "--output", tmp_path, "--layer", "1..2")
     config = json.loads((model / "config.json").read_text())
@@ -64,12 +90,14 @@ def test_save_004_a_stage_file_says_its_layer_and_its_size(model, tmp_path):
     assert np.isfinite(values).all()
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-005")
 def test_save_005_three_stages_are_three_files_in_each_layer(model, tmp_path):
     chosen = "embedding, ffn_gate ,LAYER_OUTPUT"
     said(model, "--save-tensor", chosen, "--tokens", IDS, "--save-tensor-dir", tmp_path, "--save-tensor-layers", "0..1")
     assert sorted(files(tmp_path)) == [f"layer-0/{name}.bin" for name in ("embedding", "ffn_gate", "post_ffn_residual")]
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-006")
 @pytest.mark.parametrize("engine", ["decoder", "transformers"])
 def test_save_006_the_bits_of_a_nan_are_kept(engine, tmp_path):
     """Weights with NaN are no weights, so that NaN comes by overflow: the largest embedding, squared by the norm."""
@@ -94,6 +122,7 @@ def test_save_006_the_bits_of_a_nan_are_kept(engine, tmp_path):
     assert set(bits[np.isnan(bits.view("<f4"))].tolist()) <= {0x7FC00000, 0xFFC00000}
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-006")
 def test_save_006_a_payload_that_is_observed_is_written_as_it_is(tmp_path):
     import torch
 
@@ -106,6 +135,7 @@ def test_save_006_a_payload_that_is_observed_is_written_as_it_is(tmp_path):
     assert stage(tmp_path / "layer-2" / "ffn_norm.bin")[3].view("<u4").tolist() == bits.tolist()
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-007")
 def test_save_007_only_the_layers_that_are_asked_for(model, tmp_path):
     said(model, "--save-tensor", "attn_norm,embedding", "--tokens", IDS, "--output", tmp_path, "--layer", "1..3")
     assert sorted(files(tmp_path)) == []  # the first layer alone has an embedding
@@ -114,6 +144,7 @@ def test_save_007_only_the_layers_that_are_asked_for(model, tmp_path):
     assert sorted(files(tmp_path)) == ["layer-1/attn_norm.bin", "layer-2/attn_norm.bin"]
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-009")
 def test_save_009_diff_values_reads_what_is_written(model, tmp_path):
     from click.testing import CliRunner
 
@@ -127,6 +158,7 @@ def test_save_009_diff_values_reads_what_is_written(model, tmp_path):
     assert json.loads(result.output)["schema"] == "apr-stage-diff-v1"
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-010")
 def test_save_010_logits_lie_at_the_root_with_the_sentinel_only_when_selected(model, tmp_path):
     said(model, "--save-tensor", "lm_head,attn_norm", "--tokens", IDS, "--output", tmp_path / "with", "--layer", "2..3")
     assert sorted(files(tmp_path / "with")) == ["layer-2/attn_norm.bin", "lm_head.bin"]
@@ -144,6 +176,7 @@ def bpe():
     return made, alphabet
 
 
+@pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-011")
 def test_save_011_from_an_apr_file_with_its_own_tokenizer_to_stage_files(apr, tmp_path):
     with open_checkpoint(apr) as checkpoint:
         tensors = [(name, checkpoint.array(name)) for name in checkpoint.entries]
@@ -276,7 +309,7 @@ REFUSED = {
     "counts": (("--save-tensor", "all", "--tokens", "1", "--generate", "3", "--teacher", "1"), "give one of them"),
     "no tokenizer": (
         ("--save-tensor", "all", "--prompt", "Hi"),
-        "has no tokenizer, neither inside nor as tokenizer.json",
+        "has no tokenizer, neither inside nor as tokenizer.json or vocab.json",
     ),
     "rounded": (("--save-tensor", "all", "--tokens", "1", "--dtype", "f64"), "use --format trace"),
     "rounded inside": (
@@ -304,8 +337,11 @@ def test_what_cannot_be_is_refused_in_one_sentence_before_weights_are_read(kind,
 
 MODELS = {
     "encoder": ({"architectures": ["BertModel"], "model_type": "bert"}, "BertModel is an encoder"),
-    "roberta": ({"architectures": ["XLMRobertaModel"]}, "XLMRobertaModel is an encoder"),
-    "unknown": ({"architectures": ["MambaForCausalLM"]}, "the architecture MambaForCausalLM is not supported"),
+    "roberta": ({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}, "XLMRobertaModel is an encoder"),
+    "unknown": (
+        {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+        "the architecture MambaForCausalLM is not supported",
+    ),
     "by type": ({"architectures": None, "model_type": "t5"}, "the architecture t5 is not supported"),
     "nameless": ({"architectures": None, "model_type": None}, "names no architecture"),
     "classifier": (

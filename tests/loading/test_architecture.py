@@ -48,6 +48,7 @@ def test_there_are_exactly_ten_fields():
     assert list(QWEN2_0_5B.to_json()) == NAMES
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-003")
 @pytest.mark.parametrize("write", [config, apr])
 def test_the_ten_fields_are_read_as_they_are(write, tmp_path):
     found = fd.read_architecture(write(tmp_path))
@@ -72,6 +73,7 @@ def test_a_missing_field_of_a_config_is_named(key, tmp_path):
         fd.read_architecture(config(tmp_path, **{key: ...}))
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-005")
 @pytest.mark.parametrize("key", [key for key in APR if key not in ("architecture", "model_type")])
 def test_a_missing_field_of_an_apr_file_is_named(key, tmp_path):
     with pytest.raises(fd.FormatError, match=f"{ID}.*{key}.* is missing"):
@@ -132,6 +134,7 @@ def test_rope_theta_is_read_from_the_table_of_newer_configs(tmp_path):
         fd.read_architecture(config(tmp_path, rope_theta=..., rope_parameters={"rope_type": "default"}))
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-003", "FALSIFY-APR-PRETRAIN-INIT-004")
 def test_a_file_that_is_not_there_or_no_checkpoint_carries_its_id(tmp_path):
     with pytest.raises(fd.NotFoundError, match="FALSIFY-APR-PRETRAIN-INIT-003"):
         fd.read_architecture(tmp_path / "none.apr")
@@ -153,6 +156,7 @@ def test_a_damaged_header_of_a_known_file_is_no_architecture(tmp_path):
         fd.read_architecture(tmp_path / "cut.apr")
 
 
+@pytest.mark.falsifies("FALSIFY-INIT-ARCH-MATCH-001")
 def test_a_family_that_contradicts_the_tensor_names_is_an_error(tmp_path):
     names = ["model.layers.0.self_attn.q_norm.weight"]
     with pytest.raises(fd.WeightsError, match="FALSIFY-INIT-ARCH-MATCH-001.*qwen2.*qwen3"):
@@ -170,20 +174,22 @@ def test_models_that_rightly_have_names_of_another_family_are_no_contradiction(t
         fd.read_architecture(apr(tmp_path, biased, architecture="llama"))
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-007")
 @pytest.mark.parametrize("name", ["BertModel", "bert", "RobertaForMaskedLM", "XLM-ROBERTA", "DistilBertModel"])
 def test_encoders_are_refused_for_decoder_use_in_any_case(name, tmp_path):
     found = fd.read_architecture(config(tmp_path, architectures=[name]))
     assert found.encoder
     with pytest.raises(fd.WeightsError) as caught:
-        require_decoder(found)
+        require_decoder(found, "place")
     for said in ("FALSIFY-APR-PRETRAIN-ARCH-007", "Encoder", "decoder-only", name, "896", "24", "151936"):
         assert said in str(caught.value)
 
 
 def test_decoders_are_not_refused(tmp_path):
-    require_decoder(fd.read_architecture(config(tmp_path)))
+    require_decoder(fd.read_architecture(config(tmp_path)), "place")
 
 
+@pytest.mark.falsifies("FALSIFY-TAH-001")
 @pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "qwen3_next", "Qwen3.5ForCausalLM", "qwen35"])
 def test_hybrids_are_refused_by_what_they_have_in_place_of_attention(name, tmp_path):
     assert hybrid_of(name) == "Gated DeltaNet"
@@ -233,6 +239,7 @@ def test_no_name_breaks_the_tables(name):
     hybrid_of(name)
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-001")
 def test_presets_have_the_published_numbers():
     assert set(PRESETS) == {"llama-370m", "qwen2-0.5b"}
     assert (LLAMA_370M.hidden_size, LLAMA_370M.vocab_size, LLAMA_370M.rms_norm_eps) == (1024, 50257, 1e-5)

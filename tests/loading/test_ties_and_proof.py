@@ -53,6 +53,95 @@ def test_a_tied_model_refuses_a_file_with_two_different_tensors():
     assert bits(model) == before
 
 
+def as_float16(weight):
+    return weight.astype(np.float16).astype(np.float32)
+
+
+def as_bfloat16(weight):
+    return torch.from_numpy(weight).bfloat16().float().numpy()
+
+
+def as_eight_bits(weight):
+    step = np.abs(weight).max() / 127
+    return (np.round(weight / step) * step).astype(np.float32)
+
+
+@pytest.mark.parametrize("rounded", [as_float16, as_bfloat16, as_eight_bits])
+def test_a_rounded_copy_is_taken_for_one_and_the_largest_difference_is_said(rounded):
+    model, source = Tied(), embeddings()
+    source["head.weight"] = rounded(source["embed.weight"])
+    largest = np.abs(source["head.weight"] - source["embed.weight"]).max()
+    assert largest > 0
+    loaded = fd.load_weights(model, source)
+    assert np.array_equal(model.head.weight.detach().numpy(), source["embed.weight"])
+    (note,) = loaded.notes
+    assert note.startswith("head.weight is a rounded copy of embed.weight, which is used for both")
+    assert f"they differ by up to {largest:.3g}" in note
+
+
+def one_row_of_another(weight):
+    return np.concatenate([weight[:3], -weight[3:4], weight[4:]])
+
+
+def rows_in_another_order(weight):
+    return np.roll(weight, 1, axis=0)
+
+
+def scaled(weight):
+    return weight * 1.05
+
+
+def trained_on(weight):
+    return weight + 0.1 * random(*weight.shape, seed=3)
+
+
+def with_a_mean(weight):
+    return weight + 0.5
+
+
+@pytest.mark.parametrize("changed", [one_row_of_another, rows_in_another_order, scaled, trained_on, with_a_mean])
+def test_a_copy_that_is_off_by_more_than_rounding_is_another_matrix(changed):
+    model, source = Tied(), embeddings()
+    source["head.weight"] = changed(source["embed.weight"]).astype(np.float32)
+    before = bits(model)
+    with pytest.raises(fd.WeightsError, match=r"not the same in the file .*differ by up to .*--untie"):
+        fd.load_weights(model, source)
+    assert bits(model) == before
+
+
+def test_four_bits_are_a_copy_where_a_side_is_stored_so_and_never_another_matrix(tmp_path):
+    from firstdrift.checkpoints.conversion import convert
+
+    wide = {"embed.weight": random(12, 32), "body.weight": random(4, 4), "body.bias": random(4)}
+    for name, head, is_copy in (
+        ("copy", wide["embed.weight"] + 0.02 * random(12, 32, seed=3), True),
+        ("other", random(12, 32, seed=9), False),
+    ):
+        save_file(
+            {key: torch.from_numpy(value) for key, value in {**wide, "head.weight": head.astype("f4")}.items()},
+            tmp_path / f"{name}.safetensors",
+        )
+        convert(tmp_path / f"{name}.safetensors", tmp_path / f"{name}.apr", dtype="apr_q4")
+        model = Tied()
+        model.embed = nn.Embedding(12, 32)
+        model.head.weight = model.embed.weight
+        if is_copy:
+            assert (
+                "head.weight is a rounded copy" in fd.load_weights(model, tmp_path / f"{name}.apr", cast=True).notes[-1]
+            )
+        else:
+            with pytest.raises(fd.WeightsError, match="not the same in the file"):
+                fd.load_weights(model, tmp_path / f"{name}.apr", cast=True)
+
+
+def test_rows_that_hardly_matter_may_differ_as_much_as_rounding_does():
+    model, source = Tied(), embeddings()
+    source["embed.weight"][5] = 1e-9  # of a token that no text has
+    source["head.weight"] = source["embed.weight"].copy()
+    source["head.weight"][5] = 0.0
+    assert "they differ by up to 1e-09" in fd.load_weights(model, source).notes[0]
+
+
 def test_a_tied_model_refuses_a_twin_of_another_shape():
     model, source = Tied(), embeddings(**{"head.weight": random(12, 5)})
     with pytest.raises(fd.WeightsError, match=r"is tied to head.weight in the model; shape \[12, 5\]"):

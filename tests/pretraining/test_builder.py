@@ -1,6 +1,7 @@
 """The library's builder: what it takes together, in which order it fails, and what it never does."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import firstdrift as fd
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.decoder.config import PRESETS, config_of
 from firstdrift.errors import SelectionError, WeightsError
+from firstdrift.pretraining import building
 from firstdrift.pretraining.building import build_trainer, build_trainer_with_init
 
 from .worlds import settings
@@ -39,11 +41,66 @@ def test_neither_a_config_nor_an_init_is_refused():
         build_trainer_with_init(settings())
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-007")
 def test_an_encoder_fails_at_the_family_even_where_there_is_no_file(world, tmp_path):
     with pytest.raises(WeightsError, match=r"FALSIFY-APR-PRETRAIN-ARCH-007.*RobertaForMaskedLM.*Encoder.*decoder-only"):
         build_trainer_with_init(settings(), init_config=encoder(world, tmp_path), init_path=tmp_path / "missing.apr")
 
 
+OTHER = {
+    "vocab_size": 999, "hidden_size": 128, "num_attention_heads": 8, "num_kv_heads": 1, "intermediate_size": 99,
+    "num_hidden_layers": 7, "max_position_embeddings": 2048, "rope_theta": 5e5, "rms_norm_eps": 0.1,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch):
+    """Reading a tensor's values, or giving a model memory, is too early."""
+
+    def refuse(*arguments):
+        raise AssertionError("something was loaded")
+
+    monkeypatch.setattr(building, "verify_init", refuse)
+    monkeypatch.setattr(building, "empty_decoder", refuse)
+
+
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-007")
+@pytest.mark.parametrize("field", [*OTHER, "family"])
+def test_every_field_that_contradicts_the_file_is_named_with_both_values(field, world, nothing_loaded):
+    right = fd.read_architecture(world.apr)
+    value = {**OTHER, "family": "qwen2"}[field]
+    with pytest.raises(WeightsError) as caught:
+        asked = replace(right, **{field: value})
+        build_trainer_with_init(settings(), init_config=asked, init_path=world.apr)
+    assert f"{field} {value!r} and {getattr(right, field)!r}" in str(caught.value)
+    assert str(caught.value).startswith("FALSIFY-APR-PRETRAIN-INIT-007: init_config")
+    assert [name for name in OTHER if f"{name} " in str(caught.value)] == ([field] if field in OTHER else [])
+
+
+def test_all_ten_fields_are_named_at_once(world, nothing_loaded):
+    asked = replace(fd.read_architecture(world.apr), **OTHER)
+    with pytest.raises(WeightsError, match="FALSIFY-APR-PRETRAIN-INIT-007") as caught:
+        build_trainer_with_init(settings(), init_config=asked, init_path=world.apr)
+    assert len(OTHER) == 10
+    assert all(f"{name} {value!r} and " in str(caught.value) for name, value in OTHER.items())
+
+
+def test_settings_of_a_decoder_that_are_not_the_files_are_refused_too(world, nothing_loaded):
+    for changed in ({"hidden_size": 128}, {"sliding_window": 4, "family": "mistral"}, {"qkv_bias": True}):
+        with pytest.raises(WeightsError, match="FALSIFY-APR-PRETRAIN-INIT-007: init_config"):
+            asked = replace(config_of(world.apr), **changed)
+            build_trainer_with_init(settings(), init_config=asked, init_path=world.apr)
+
+
+def test_a_number_that_a_format_keeps_in_32_bits_is_no_contradiction(world):
+    right = fd.read_architecture(world.apr)
+    rounded = replace(right, rms_norm_eps=float(np.float32(right.rms_norm_eps)), family=None)
+    assert rounded != right
+    assert build_trainer_with_init(settings(), init_config=rounded, init_path=world.apr).loaded == 20
+
+
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-006")
 @pytest.mark.parametrize("content", [None, b"", b"APR\0" + bytes(100)])
 def test_a_decoder_passes_the_family_and_fails_at_tensor_load(content, world, tmp_path):
     path = tmp_path / "init.apr"
@@ -54,6 +111,7 @@ def test_a_decoder_passes_the_family_and_fails_at_tensor_load(content, world, tm
     assert "ARCH-007" not in str(error.value)
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-002")
 def test_no_init_is_the_plain_builder_byte_for_byte():
     for seed in (0, 42):
         plain, other = build_trainer(settings(seed=seed), TINY), build_trainer_with_init(settings(seed=seed), TINY)
@@ -61,6 +119,7 @@ def test_no_init_is_the_plain_builder_byte_for_byte():
     assert weights(build_trainer(settings(seed=1), TINY)) != weights(plain)
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-003")
 @pytest.mark.parametrize("form", ["apr", "safetensors"])
 def test_every_number_of_a_checkpoint_is_in_the_trainer(form, world):
     path = getattr(world, form)
@@ -74,6 +133,7 @@ def test_every_number_of_a_checkpoint_is_in_the_trainer(form, world):
         assert all(one.requires_grad for one in trainer.model.parameters())
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-009")
 def test_the_optimizer_starts_fresh_whatever_the_weights_are(world):
     trainer = build_trainer_with_init(settings(), init_config=config_of(world.apr), init_path=world.apr)
     assert trainer.step == 0
@@ -91,6 +151,8 @@ def _largest(state):
     return (state["exp_avg_sq"].max() / 1e-3).sqrt()
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-POPULATE-COVERAGE-001")
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-POPULATE-COVERAGE-002")
 @pytest.mark.parametrize(("preset", "count"), [("qwen2-0.5b", 290), ("llama-370m", 2 + 24 * 9)])
 def test_a_preset_has_as_many_parameters_to_fill_as_published(preset, count):
     from firstdrift.decoder.model import Decoder
@@ -103,8 +165,6 @@ def test_a_preset_has_as_many_parameters_to_fill_as_published(preset, count):
 
 
 def test_matrices_decay_and_norms_and_biases_do_not():
-    from dataclasses import replace
-
     from firstdrift.decoder.model import Decoder
     from firstdrift.pretraining.optimizing import make_optimizer
 

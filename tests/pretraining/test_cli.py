@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from firstdrift.cli.pretrain import command
+
 from .worlds import FINETUNE, NEVER, SMALL, events, firstdrift, newest, pretrain
 
 
@@ -13,6 +15,18 @@ def scratch(world, out, *more):
     return pretrain(
         "--config", "tiny", "--data", world.text, "--tokenizer", world.tokenizer, *SMALL, "--out", out, *more
     )
+
+
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-001", "FALSIFY-APR-PRETRAIN-INIT-007")
+def test_init_is_a_flag_that_takes_a_path_and_is_none_where_it_is_absent(world):
+    option = next(one for one in command.params if one.name == "init")
+    assert option.opts == ["--init"]
+    assert "--init" in firstdrift("pretrain", "--help").stdout
+    synthetic = ["--synthetic", "--json", *FINETUNE]
+    assert json.loads(pretrain("--init", world.apr, *synthetic).stdout)["init"]["path"] == str(world.apr)
+    for absent in ([], ["--init", "none"]):
+        assert json.loads(pretrain(*absent, *synthetic).stdout)["init"] is None
+    assert pretrain("--init").exit_code == 2
 
 
 def test_json_is_one_object_that_says_everything(world, tmp_path):

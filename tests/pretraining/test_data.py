@@ -16,6 +16,7 @@ from firstdrift.pretraining.windows import batch_at, cut
 from .worlds import settings, write_tokenizer
 
 TOKENS = np.arange(1000) % 250
+NPY = b"\x93NUMPY\x01\x00" + (54).to_bytes(2, "little") + b"{'descr': '<u2', 'fortran_order': False, 'shape': (0,)}"
 
 
 @dataclass
@@ -72,10 +73,11 @@ def test_raw_shards_of_wide_tokens_that_need_no_more_than_16_bits_are_not_taken_
     [
         ("a.bin", lambda p: p.write_bytes(b"\1\2\3"), "3 bytes are no whole number of 2-byte tokens"),
         ("a.bin", lambda p: write_bin(p, "<u2", header=(20240520, 1, 999)), "claims 999 tokens and 1000 follow"),
-        ("a.npy", lambda p: p.write_bytes(b"no npy at all, and long enough"), "is no npy file"),
+        ("a.npy", lambda p: p.write_bytes(b"no npy at all, and long enough"), "not a readable npy header|npy version"),
         ("a.npy", lambda p: np.save(p, TOKENS.reshape(10, 100)), r"int64\[10, 100\]"),
         ("a.npy", lambda p: np.save(p, TOKENS.astype("f4")), "float32"),
-        ("a.npy", lambda p: np.save(p, np.array([1, {}], object), allow_pickle=True), "is no npy file"),
+        ("a.npy", lambda p: np.save(p, np.array([1, {}], object), allow_pickle=True), "pickled Python objects"),
+        ("a.npy", lambda p: p.write_bytes(NPY.replace(b"}", b"(")), "not a readable npy header"),
     ],
 )
 def test_a_broken_shard_is_refused(name, make, complaint, tmp_path):
@@ -92,6 +94,19 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(wrong, tmp_path):
     np.save(tmp_path / "a.npy", tokens)
     with pytest.raises(FormatError, match=rf"token 77 is {wrong}, and the model's vocabulary ends at 248 \(OOB\)"):
         open_shard(tmp_path / "a.npy", 249)
+
+
+def test_an_empty_npy_shard_has_no_tokens(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([], np.uint16))
+    assert open_shard(tmp_path / "a.npy", 9).tolist() == []
+
+
+def test_a_merge_of_tokens_that_there_are_not_is_refused_before_the_library_panics(tmp_path, capfd):
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    with pytest.raises(FormatError, match="merges.txt: a merge needs the token 'ab', which there is not"):
+        open_tokenizer(tmp_path)
+    assert capfd.readouterr() == ("", "")
 
 
 # Texts and directories.

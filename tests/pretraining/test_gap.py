@@ -8,7 +8,8 @@ import pytest
 
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.pretraining.gaps import Gap, refuse_weak
+from firstdrift.pretraining.gaps import Gap, check_scratch, refuse_failed
+from firstdrift.pretraining.identifiers import GAP, LOSS, SCRATCH
 
 from .worlds import FINETUNE, events, firstdrift, pretrain
 
@@ -23,7 +24,13 @@ def test_trained_weights_are_far_better_than_random_ones_and_the_gap_is_printed_
     done = tune(world, getattr(world, form), tmp_path / "run", "--num-steps", 0)
     assert done.exit_code == 0, done.output
     gap = json.loads((tmp_path / "run/run.json").read_text())["gap"]
-    assert gap["nats"] == gap["random"] - gap["given"] > gap["required"] == pytest.approx(0.25 * math.log(256))
+    bounds = {check["id"]: check["bound"] for check in gap["checks"]}
+    assert bounds == {
+        LOSS: 6.0,
+        SCRATCH: math.log(256) - 1.5,
+        GAP: pytest.approx(3 * math.log(256) / math.log(151_936)),
+    }
+    assert gap["nats"] == gap["random"] - gap["given"] > bounds[GAP]
     assert abs(gap["random"] - math.log(256)) < 0.5
     assert f"gap {gap['nats']:.2f} nats" in done.stdout
     (logged,) = events(tmp_path / "run", "gap")
@@ -42,13 +49,14 @@ def test_weights_that_are_no_better_than_random_ones_are_an_error_unless_they_ar
     init = random_init(world, tmp_path)
     done = tune(world, init, tmp_path / "run", "--num-steps", 2)
     assert done.exit_code == 1
-    for said in ("FALSIFY-APR-PRETRAIN-INIT-006", "hardly better than random", "--allow-weak-init", str(init)):
+    for said in ("FALSIFY-APR-PRETRAIN-INIT-006-GAP:", "hardly better than random", "--allow-weak-init", str(init)):
         assert said in done.stderr
     assert not (tmp_path / "run/checkpoints").exists()
     assert not events(tmp_path / "run", "step")
     allowed = tune(world, init, tmp_path / "allowed", "--num-steps", 2, "--allow-weak-init")
     assert allowed.exit_code == 0, allowed.output
-    assert json.loads((tmp_path / "allowed/run.json").read_text())["gap"]["wide_enough"] is False
+    checks = json.loads((tmp_path / "allowed/run.json").read_text())["gap"]["checks"]
+    assert [check["id"] for check in checks if not check["holds"]] == [GAP]
 
 
 def test_a_layer_in_the_wrong_order_of_rows_is_seen_by_the_loss(world, tmp_path):
@@ -58,14 +66,62 @@ def test_a_layer_in_the_wrong_order_of_rows_is_seen_by_the_loss(world, tmp_path)
     tensors["model.embed_tokens.weight"] = np.roll(tensors["model.embed_tokens.weight"], 1, axis=0)
     write_checkpoint(tmp_path / "shifted.apr", tensors.items(), format="apr", metadata=metadata)
     done = tune(world, tmp_path / "shifted.apr", tmp_path / "run", "--num-steps", 2)
-    assert (done.exit_code, "FALSIFY-APR-PRETRAIN-INIT-006" in done.stderr) == (1, True), done.output
+    assert (done.exit_code, "FALSIFY-APR-PRETRAIN-INIT-006-GAP:" in done.stderr) == (1, True), done.output
 
 
-def test_the_gap_needs_half_a_nat_or_a_quarter_of_what_guessing_costs():
-    refuse_weak(Gap(given=2.0, random=2.5, required=0.5), "init")
-    for given in (2.01, math.nan):
-        with pytest.raises(RuntimeError, match="FALSIFY-APR-PRETRAIN-INIT-006: init"):
-            refuse_weak(Gap(given=given, random=2.5, required=0.5), "init")
+def failing(gap):
+    return [check.id for check in gap.checks if not check.holds]
+
+
+# The contract's figures, on either side of each of them, at the vocabulary that they were written for.
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-006")
+@pytest.mark.parametrize(
+    ("given", "random", "failed"),
+    [
+        (6.0, 11.0, []),
+        (6.01, 11.0, [LOSS]),
+        (2.5, math.log(151_936) - 1.5, []),
+        (2.5, math.log(151_936) - 1.51, [SCRATCH]),
+        (8.0, 11.0, [LOSS]),
+        (8.01, 11.0, [LOSS, GAP]),
+        (math.nan, 11.0, [LOSS, GAP]),
+        (2.5, math.nan, [SCRATCH, GAP]),
+    ],
+)
+def test_the_figures_of_step_0_have_their_bounds_and_their_own_ids(given, random, failed):
+    gap = Gap(given, random, 151_936)
+    assert failing(gap) == failed
+    if not failed:
+        refuse_failed(gap.checks, "init")
+        return
+    with pytest.raises(RuntimeError, match=f"^{' and '.join(failed)}: init"):
+        refuse_failed(gap.checks, "init")
+
+
+@pytest.mark.parametrize(("vocabulary", "nats"), [(151_936, 3.0), (49_152, 2.717), (256, 1.394), (4, 0.5)])
+def test_the_gap_is_three_nats_at_qwens_vocabulary_and_its_share_of_guessing_at_others(vocabulary, nats):
+    assert Gap(1.0, 1.0, vocabulary).checks[-1].bound == pytest.approx(nats, abs=1e-3)
+
+
+def test_the_id_of_a_missing_gap_is_none_of_a_failed_load():
+    from firstdrift.loading.identifiers import LOAD
+
+    assert len({LOAD, GAP, LOSS, SCRATCH}) == 4
+    assert all(
+        f"{one}:" not in f"{other}:" for one in (LOAD, GAP, LOSS) for other in (GAP, LOSS, SCRATCH) if one != other
+    )
+
+
+def test_random_weights_that_know_the_text_are_an_error_without_init_too(world, tmp_path, monkeypatch):
+    from firstdrift.pretraining.trainer import Trainer
+
+    assert check_scratch(math.log(256), 256).holds
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, windows: 4.0)
+    shared = ["--config", "tiny", "--data", world.text, "--tokenizer", world.tokenizer, *FINETUNE, "--num-steps", 0]
+    done = pretrain(*shared, "--out", tmp_path / "run")
+    assert done.exit_code == 1, done.output
+    assert "FALSIFY-APR-PRETRAIN-INIT-006-SCRATCH: step 0: validation loss with random ones 4.00 nats" in done.stderr
+    assert pretrain(*shared, "--allow-weak-init", "--out", tmp_path / "meant").exit_code == 0
 
 
 def test_both_are_evaluated_on_the_same_windows(world, tmp_path):
@@ -85,4 +141,4 @@ def test_both_are_evaluated_on_the_same_windows(world, tmp_path):
 
     gap = measure_gap(Trainer(), "windows")
     assert seen == ["windows", "windows"]
-    assert (gap.given, gap.random, gap.required) == (1.0, 2.0, 0.5)
+    assert (gap.given, gap.random, gap.checks[-1].bound) == (1.0, 2.0, 0.5)

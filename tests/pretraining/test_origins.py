@@ -8,8 +8,9 @@ import pytest
 import firstdrift as fd
 from firstdrift.checkpoints.conversion import convert
 from firstdrift.checkpoints.opening import open_checkpoint
+from firstdrift.checkpoints.writing import write_checkpoint
 
-from .worlds import FINETUNE, newest, pretrain
+from .worlds import FINETUNE, events, newest, pretrain
 
 transformers = pytest.importorskip("transformers")
 
@@ -95,3 +96,71 @@ def _rounded(path, world):
     """The ten fields; GGUF keeps eps in 32 bits."""
     said = fd.read_architecture(world.apr).to_json()
     return said | {"rms_norm_eps": float(np.float32(1e-5))} if path.suffix == ".gguf" else said
+
+
+def with_output(world, path, output):
+    """The small model, whose embedding is tied, with an output layer stored beside it."""
+    with open_checkpoint(world.apr) as checkpoint:
+        tensors = {name: np.array(checkpoint.array(name)) for name in checkpoint.entries}
+        metadata = dict(checkpoint.metadata)
+    head = output(tensors["model.embed_tokens.weight"]).astype(np.float32)
+    write_checkpoint(path, [*tensors.items(), ("lm_head.weight", head)], format="apr", metadata=metadata)
+    return path, head
+
+
+def rounded(weight):
+    return weight.astype(np.float16)
+
+
+def another(weight):
+    return np.random.default_rng(0).normal(0, weight.std(), weight.shape)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry run"])
+def test_a_published_output_layer_is_tolerated_where_it_is_the_embedding_and_no_other(dry, world, tmp_path):
+    arguments = ["--data", world.text, "--tokenizer", world.tokenizer, *FINETUNE, "--num-steps", 0, *dry]
+    path, head = with_output(world, tmp_path / "rounded.apr", rounded)
+    with open_checkpoint(world.apr) as checkpoint:
+        largest = np.abs(head - checkpoint.array("model.embed_tokens.weight")).max()
+    done = pretrain("--init", path, *arguments, "--out", tmp_path / "rounded")
+    assert done.exit_code == 0, done.output
+    assert "lm_head.weight is a rounded copy of model.embed_tokens.weight" in done.stdout
+    assert f"they differ by up to {largest:.3g}" in done.stdout
+    path, _ = with_output(world, tmp_path / "another.apr", another)
+    done = pretrain("--init", path, *arguments, "--out", tmp_path / "another")
+    assert done.exit_code == 2
+    for said in ("FALSIFY-APR-PRETRAIN-INIT-006", "lm_head.weight are tied", "--untie"):
+        assert said in done.stderr
+
+
+@pytest.mark.parametrize("output", [rounded, another])
+def test_untied_the_output_layer_is_a_parameter_of_its_own(output, world, tmp_path):
+    path, head = with_output(world, tmp_path / "init.apr", output)
+    done = tune(world, path, tmp_path / "run", "--untie", "--num-steps", 0)
+    assert done.exit_code == 0, done.output
+    with open_checkpoint(newest(tmp_path / "run")) as kept:
+        assert np.array_equal(kept.array("lm_head.weight"), head)
+        assert kept.metadata["tie_word_embeddings"] is False
+    done = tune(world, path, tmp_path / "steps", "--untie", "--num-steps", 2, "--checkpoint-every", 1)
+    assert done.exit_code == 0, done.output
+    with open_checkpoint(newest(tmp_path / "steps")) as kept:
+        assert not np.array_equal(kept.array("lm_head.weight"), head)  # it is trained
+        assert not np.array_equal(kept.array("lm_head.weight"), kept.array("model.embed_tokens.weight"))
+    again = pretrain("--resume", tmp_path / "steps", "--num-steps", 3)
+    assert again.exit_code == 0, again.output
+
+
+def test_untied_without_an_output_layer_of_its_own_it_starts_as_the_embedding(world, tmp_path):
+    done = tune(world, world.apr, tmp_path / "run", "--untie", "--num-steps", 2, "--eval-every", 0)
+    assert done.exit_code == 0, done.output
+    first = events(tmp_path / "run", "gap")[0]["given"]
+    tune(world, world.apr, tmp_path / "tied", "--num-steps", 0)
+    assert first == events(tmp_path / "tied", "gap")[0]["given"]
+    with open_checkpoint(newest(tmp_path / "run")) as kept:
+        assert not np.array_equal(kept.array("lm_head.weight"), kept.array("model.embed_tokens.weight"))
+
+
+def test_there_has_to_be_a_checkpoint_to_untie(world, tmp_path):
+    shared = ["--data", world.text, "--tokenizer", world.tokenizer, "--out", tmp_path / "run"]
+    done = pretrain("--config", "tiny", "--untie", *shared)
+    assert (done.exit_code, "--untie is for the output layer of a checkpoint" in done.stderr) == (2, True)

@@ -34,6 +34,7 @@ def run(world, out, *more, code=1):
 # What a checkpoint is.
 
 
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-INIT-010")
 @pytest.mark.parametrize("form", ["safetensors", "apr"])
 def test_two_loads_without_a_step_leave_byte_identical_checkpoints(form, world, tmp_path):
     for name in ("a", "b"):
@@ -257,6 +258,13 @@ def test_a_checkpoint_cannot_name_files_elsewhere(short):
     _edit(state, files=json.loads(state.read_text())["files"] | {"../../run.json": {"bytes": 1, "crc32": ""}})
     done = pretrain("--resume", short)
     assert (done.exit_code, "'../../run.json', which is none" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_checkpoint_that_names_a_file_too_long_for_the_system_is_refused(short):
+    state = newest(short) / "training/state.json"
+    _edit(state, files=json.loads(state.read_text())["files"] | {"é" * 300: {"bytes": 1, "crc32": ""}})
+    done = pretrain("--resume", short)
+    assert (done.exit_code, "cannot look for its files (File name too long)" in done.stderr) == (2, True), done.stderr
 
 
 def test_another_architecture_is_refused_with_both_values(short):

@@ -15,7 +15,7 @@ from ..errors import CaptureError, SelectionError
 from .options import debug_option, json_option, print_json, say
 
 if TYPE_CHECKING:
-    from ..pretraining.preparing import Prepared, Request
+    from ..pretraining.preparing import Checked, Prepared, Request
     from ..pretraining.running import Outcome, Watch
     from ..pretraining.starting import Asked
 
@@ -27,7 +27,8 @@ SOURCES = ("data", "init", "config", "tokenizer", "device")
 
 @click.command("pretrain", short_help="Train a decoder, from a checkpoint or from nothing.")
 @click.option("--init", metavar="PATH|none", help="The checkpoint to start from; none for random weights.")
-@click.option("--config", metavar="FILE|PRESET", help="The architecture without --init: a config.json, or a preset.")
+@click.option("--config", metavar="FILE|PRESET", help="The architecture without --init.  [default: llama-370m]")
+@click.option("--parameters", metavar="LOW..HIGH", help="How many there may be. [llama-370m: 366M..374M, else any]")
 @click.option("--mode", type=click.Choice(["finetune", "from-scratch"]), help="Which defaults: by --init, if not said.")
 @click.option("--data", metavar="FILE|DIR", help="Text (.txt, .md, .py, .jsonl, ...) or token shards (.npy, .bin).")
 @click.option("--tokenizer", metavar="DIR", help="tokenizer.json, or vocab.json and merges.txt; else the model's own.")
@@ -46,6 +47,8 @@ SOURCES = ("data", "init", "config", "tokenizer", "device")
 @click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="auto says what it chose.  [default: auto]")
 @click.option("--seed", type=int, metavar="N", help="Of random weights and the order of the data.  [default: 42]")
 @click.option("--eval-every", type=int, metavar="N", help="Steps between evaluations; 0 at the end. [default: 100]")
+@click.option("--steps-per-epoch", type=click.IntRange(1), metavar="N", help="The same as --eval-every.")
+@click.option("--min-epochs", type=int, metavar="N", help="Evaluations before --patience ends a run.  [default: 3]")
 @click.option("--val-loss-target", type=float, metavar="X", help="End there; missing it exits with 1. [2.2, 3.0]")
 @click.option("--patience", type=int, metavar="N", help="Evaluations without a better one; 0 any.  [default: 5]")
 @click.option("--checkpoint-every", type=int, metavar="N", help="Steps between checkpoints.  [default: 500]")
@@ -58,8 +61,10 @@ SOURCES = ("data", "init", "config", "tokenizer", "device")
 @click.option("--trace-nonfinite", is_flag=True, help="Record a step whose loss is not finite.")
 @click.option("--force-under-provisioned", is_flag=True, help="Train on fewer than 10 tokens a parameter.")
 @click.option("--allow-weak-init", is_flag=True, help="Go on with weights that are hardly better than random.")
+@click.option("--untie", is_flag=True, help="Keep the checkpoint's own output layer beside a tied embedding.")
 @click.option("--force", is_flag=True, help="Replace the run at --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything, and start nothing.")
+@click.option("--synthetic", is_flag=True, help="Check what metadata says, and stop before weights and data.")
 @json_option
 @debug_option
 def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
@@ -103,18 +108,25 @@ def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json:
 
 
 def _start(given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
-    from ..pretraining.preparing import prepare, verify
+    from ..pretraining.preparing import check_request, prepare, verify
     from ..pretraining.starting import start
 
     out = Path(given["out"] or OUT)
     request = _request(given)
-    prepared = prepare(request)
-    _say([*_description(prepared), *prepared.notes], as_json)
-    if dry_run:
-        verify(prepared)
+    if given["synthetic"]:
+        checked = check_request(request)
         if as_json:
-            print_json(_dry_json(prepared))
-        _say(["nothing speaks against this run; nothing was started"], as_json)
+            print_json({"schema": SCHEMA, "synthetic": True, **checked.to_json()})
+        _say([_model(checked), *checked.notes, "synthetic: neither weights nor data were touched"], as_json)
+        return 0
+    prepared = prepare(request)
+    _say([_model(prepared), _data(prepared), *prepared.notes], as_json)
+    if dry_run:
+        notes = verify(prepared)
+        if as_json:
+            said = prepared.to_json()
+            print_json({"schema": SCHEMA, "dry_run": True, **said, "notes": [*prepared.notes, *notes]})
+        _say([*notes, "nothing speaks against this run; nothing was started"], as_json)
         return 0
     with _watching(request.settings.num_steps, as_json) as watch:
         outcome = start(prepared, out, asked, watch, lambda gap: _say([str(gap)], as_json))
@@ -124,10 +136,9 @@ def _start(given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) ->
 def _resume(path: str, given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
     from ..pretraining.continuing import resume
 
-    if dry_run or asked.force:
-        raise SelectionError(
-            f"--{'dry-run' if dry_run else 'force'} cannot be given with --resume; leave one of them out"
-        )
+    for option, is_given in (("dry-run", dry_run), ("synthetic", given["synthetic"]), ("force", asked.force)):
+        if is_given:
+            raise SelectionError(f"--{option} cannot be given with --resume; leave one of them out")
     if path and given["out"] is not None:
         raise SelectionError(f"--resume {path} and --out {given['out']} both name a run; leave one of them out")
     said = _settings_given(given) | {name: given[name] for name in SOURCES if given[name] is not None}
@@ -145,19 +156,24 @@ def _request(given: dict[str, Any]) -> Request:
     from ..pretraining.settings import Settings
 
     init = None if given["init"] in (None, "none") else given["init"]
-    if given["data"] is None:
+    if given["data"] is None and not given["synthetic"]:
         raise click.UsageError("give --data, a text or a directory of texts or token shards")
     mode = given["mode"] or ("from-scratch" if init is None else "finetune")
     numbers = {name: value for name, value in _settings_given(given).items() if name != "mode"}
     return Request(
-        Settings.of(mode, **numbers), given["data"], init, given["config"], given["tokenizer"],
-        given["device"] or "auto", given["force_under_provisioned"],
+        Settings.of(mode, **numbers), given["data"] or "", init, given["config"], given["tokenizer"],
+        given["device"] or "auto", given["force_under_provisioned"], given["untie"],
+        given["parameters"],
     )  # fmt: skip
 
 
 def _settings_given(given: dict[str, Any]) -> dict[str, Any]:
     from ..pretraining.settings import Settings
 
+    if given["steps_per_epoch"] is not None:
+        if given["eval_every"] not in (None, given["steps_per_epoch"]):
+            raise click.UsageError("--steps-per-epoch and --eval-every are the same; give one of them")
+        given["eval_every"] = given["steps_per_epoch"]
     names = {field.name for field in fields(Settings)}
     return {name: value for name, value in given.items() if name in names and value is not None}
 
@@ -184,29 +200,20 @@ def _finish(run: Path, outcome: Outcome, target_given: bool, target: float, as_j
     return 0
 
 
-def _description(prepared: Prepared) -> list[str]:
-    """What is about to be trained, from what and on what."""
+def _model(checked: Checked) -> str:
+    """What is about to be trained, and from what."""
     from ..pretraining.budget import estimated_parameters
 
-    config, windows = prepared.config, prepared.windows
-    start = "random weights" if prepared.origin is None else f"{prepared.origin.path} ({prepared.origin.format})"
-    what = f"{prepared.stamp.architecture}, about {estimated_parameters(config):,} parameters"
+    start = "random weights" if checked.origin is None else f"{checked.origin.path} ({checked.origin.format})"
+    what = f"{checked.stamp.architecture}, about {estimated_parameters(checked.config):,} parameters"
+    return f"{checked.stamp.name}: {what}, from {start} on {checked.device}"
+
+
+def _data(prepared: Prepared) -> str:
+    """On what it is trained."""
+    windows = prepared.windows
     cut = f"{len(windows.training):,} windows of {windows.length} to train on and {len(windows.held_out):,} held out"
-    return [
-        f"{prepared.stamp.name}: {what}, from {start} on {prepared.device}",
-        f"{prepared.request.data}: {windows.tokens:,} tokens, {cut}",
-    ]
-
-
-def _dry_json(prepared: Prepared) -> dict[str, Any]:
-    from ..decoder.config_json import to_config
-
-    return {
-        "schema": SCHEMA, "dry_run": True, "settings": prepared.request.settings.to_json(),
-        "config": to_config(prepared.config), "stamp": prepared.stamp.to_json(), "device": prepared.device,
-        "data": prepared.data_json(), "init": prepared.init_json(), "notes": list(prepared.notes),
-        "budget": None if prepared.budget is None else prepared.budget.to_json(),
-    }  # fmt: skip
+    return f"{prepared.request.data}: {windows.tokens:,} tokens, {cut}"
 
 
 def _say(lines: list[str], as_json: bool) -> None:
@@ -223,6 +230,9 @@ def _watching(steps: int, as_json: bool) -> Iterator[Watch]:
         def evaluated(self, step: int, loss: float) -> None:
             if step:
                 _say([f"step {step}: validation loss {loss:.2f}"], as_json)
+
+        def noted(self, what: str) -> None:
+            _say([what], as_json)
 
     if not sys.stderr.isatty():
         yield Told()

@@ -10,7 +10,7 @@ from ..checkpoints.hf_directory import CONFIG
 from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
 from ..errors import FormatError
-from ..loading.architecture import Architecture
+from ..loading.architecture import Architecture, kind_of, labels_of, metadata_of, refuse_contradiction, weights_in
 from ..loading.presets import BIASED, LLAMA_370M, QWEN2_0_5B
 from ..strict_json import Json
 from .config_gguf import OUTPUT, config_of_gguf, described_by_gguf
@@ -22,7 +22,6 @@ from .settings import Rope
 APR_KEYS = {
     "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads",
 }  # fmt: skip
-APR_NAMES = ("hf_architecture", "hf_model_type", "architecture", "model_type")
 ADJACENT = 0  # APR's rope_type of pairs that lie side by side
 
 
@@ -30,7 +29,7 @@ def config_of(path: str | PathLike[str]) -> DecoderConfig:
     """The settings of a model: of a Hugging Face directory or its config.json, an APR or a GGUF file, or weights with
     a config.json beside them. Only metadata is read. Encoders and architectures that are not supported are refused."""
     path = Path(path)
-    if path.is_dir() and (path / CONFIG).is_file():
+    if path.is_dir() and not weights_in(path):
         path = path / CONFIG
     if path.name.endswith(".json") and not path.name.endswith(".index.json"):
         return from_config(read_json_object(path), str(path))
@@ -38,33 +37,31 @@ def config_of(path: str | PathLike[str]) -> DecoderConfig:
         return config_of_checkpoint(checkpoint)
 
 
-def config_of_checkpoint(checkpoint: Checkpoint) -> DecoderConfig:
-    """The settings of an open checkpoint."""
-    if described_by_gguf(checkpoint):
-        return from_config(config_of_gguf(checkpoint), str(checkpoint.path))
-    if checkpoint.format.startswith("apr"):
-        return from_config(_config_of_apr(checkpoint), str(checkpoint.path))
-    if checkpoint.format == "hf":
-        return from_config(checkpoint.metadata, str(checkpoint.path / CONFIG))
-    beside = checkpoint.path.parent / CONFIG
-    if not beside.is_file():
+def config_of_checkpoint(checkpoint: Checkpoint, *, by_names: bool = True) -> DecoderConfig:
+    """The settings of an open checkpoint. `by_names` also compares what it calls its model with its tensors' names."""
+    said, place = metadata_of(checkpoint)
+    kind = "gguf" if described_by_gguf(checkpoint) else kind_of(checkpoint)
+    if kind == "config" and "vocab_size" not in said and place.name != CONFIG:
         raise FormatError(
-            f"{checkpoint.path}: {checkpoint.format} weights do not say what model they are of, and there is no "
-            f"{CONFIG} beside them; put it there"
+            f"{place}: {checkpoint.format} weights do not say what model they are of, and there is no {CONFIG} beside "
+            "them; put it there"
         )
-    return from_config(read_json_object(beside), str(beside))
+    refuse_contradiction(kind, said, str(place), checkpoint.entries if by_names else ())
+    if kind == "gguf":
+        return from_config(config_of_gguf(checkpoint), str(place))
+    return from_config(_config_of_apr(checkpoint) if kind == "apr" else said, str(place))
 
 
 def _config_of_apr(checkpoint: Checkpoint) -> dict[str, Json]:
     said = dict(checkpoint.metadata)
+    labels = labels_of("apr", said)
     for key, spelled in APR_KEYS.items():
         if spelled in said:
             said.setdefault(key, said[spelled])
-    names = [said[key] for key in APR_NAMES if isinstance(said.get(key), str)]
-    known = [name for name in names if name in BY_ARCHITECTURE or name.lower() in FAMILIES]
-    name = (known or names or [None])[0]
+    known = [name for name in labels.values() if name in BY_ARCHITECTURE or name.lower() in FAMILIES]
+    name = next(iter([*known, *labels.values()]), None)
     said.pop("architectures", None)
-    said["model_type"] = BY_ARCHITECTURE.get(name, name.lower() if known else name)
+    said["model_type"] = None if name is None else BY_ARCHITECTURE.get(name, name.lower() if known else name)
     said.setdefault("tie_word_embeddings", OUTPUT not in checkpoint.entries)
     said["rope_adjacent"] = said.pop("rope_type", None) == ADJACENT
     return said

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from ..errors import FormatError, WeightsError
+from ..loading.architecture import refuse_contradiction
 from ..loading.families import is_encoder
 from ..loading.identifiers import ARCHITECTURE, ENCODER
 from ..strict_json import Json
@@ -135,6 +136,7 @@ def to_config(config: DecoderConfig) -> dict[str, Json]:
 
 def family_of(said: Mapping[str, Json], place: str) -> str:
     """The family that a config.json names; encoders and what is not known are refused."""
+    refuse_contradiction("config", said, place)
     named = said.get("architectures")
     name = named[0] if isinstance(named, list) and named else said.get("model_type")
     known = BY_ARCHITECTURE if isinstance(named, list) and named else {one: one for one in FAMILIES}

@@ -6,10 +6,11 @@ not known here is refused, because another one would give other tokens without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ..errors import FormatError
+from ..errors import FirstdriftError, FormatError
 from ..strict_json import Json
 
 _END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,9 +42,20 @@ def embedded(said: Mapping[str, Json], place: str, library: Callable[[], Any]) -
     return None
 
 
+@contextmanager
+def refusing(sentence: str) -> Iterator[None]:
+    """Turn whatever the library raises into a sentence: it has no class of its own, and its panics are no Exception."""
+    try:
+        yield
+    except (FirstdriftError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise FormatError(f"{sentence} ({error}); fetch it again") from None
+
+
 def _from_gguf(said: Mapping[str, Json], place: str, library: Callable[[], Any]) -> Any:
     tokens = _texts(said["tokenizer.ggml.tokens"], "tokenizer.ggml.tokens", place)
-    kinds = said.get("tokenizer.ggml.token_type") or []
+    kinds = _numbers(said.get("tokenizer.ggml.token_type") or [], "tokenizer.ggml.token_type", place)
     special = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (CONTROL, USER_DEFINED)]
     model = said.get("tokenizer.ggml.model")
     if model == "gpt2":
@@ -55,7 +67,8 @@ def _from_gguf(said: Mapping[str, Json], place: str, library: Callable[[], Any])
         raise FormatError(
             f"{place}: its tokenizer is of kind {model!r}, and only gpt2 and llama are known; use --tokens"
         )
-    made.add_special_tokens(special)
+    with refusing(f"{place}: its vocabulary is no BPE"):
+        made.add_special_tokens(special)
     if said.get("tokenizer.ggml.add_bos_token", model == "llama"):
         _begin_with(made, tokens, said.get("tokenizer.ggml.bos_token_id"), place, library())
     return made
@@ -65,6 +78,7 @@ def _from_apr(said: Mapping[str, Json], place: str, library: Callable[[], Any]) 
     """A vocabulary in order or by name; the rule is that of the family, which is all that an APR file says."""
     vocabulary = said["tokenizer.vocabulary"]
     if isinstance(vocabulary, dict):
+        _numbers([*vocabulary.values()], "tokenizer.vocabulary", place)
         vocabulary = sorted(vocabulary, key=lambda token: vocabulary[token])
     tokens = _texts(vocabulary, "tokenizer.vocabulary", place)
     merges = _texts(said["tokenizer.merges"], "tokenizer.merges", place)
@@ -73,16 +87,18 @@ def _from_apr(said: Mapping[str, Json], place: str, library: Callable[[], Any]) 
     made = _byte_level(tokens, merges, rule, place, library())
     named = said.get("special_tokens")
     known = set(tokens)
-    made.add_special_tokens([token for token in (named or {}).values() if isinstance(token, str) and token in known])
+    special = [*named.values()] if isinstance(named, dict) else []
+    with refusing(f"{place}: its vocabulary is no BPE"):
+        made.add_special_tokens([token for token in special if isinstance(token, str) and token in known])
     return made
 
 
 def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: Json, place: str, library: Any) -> Any:
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         raise FormatError(
             f"{place}: words are divided by the rule {rule!r}, and only {', '.join(RULES)} are known; use --tokens"
         )
-    expression, digits, whole_words = RULES[str(rule)]
+    expression, digits, whole_words = RULES[rule]
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if any(len(pair) != 2 for pair in pairs):
         wrong = next(merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
@@ -102,20 +118,21 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: Json, place:
 
 def _sentence_piece(tokens: Sequence[str], said: Mapping[str, Json], place: str, library: Any) -> Any:
     """SentencePiece joins the neighbours whose union has the best score: merges in the order of scores do the same."""
-    scores = said.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = _numbers(said.get("tokenizer.ggml.scores") or [], "tokenizer.ggml.scores", place)
+    if len(scores) != len(tokens):
         raise FormatError(
             f"{place}: tokenizer.ggml.scores has no number for each of {len(tokens)} tokens; fetch it again"
         )
     number = {token: index for index, token in enumerate(tokens)}
+    lengths = {len(token) for token in number}  # a token as long as a book has as many places to cut it
     found = [
         (-scores[index], index, len(left), (left, right))
         for token, index in number.items()
-        for cut in range(1, len(token))
-        if (left := token[:cut]) in number and (right := token[cut:]) in number
+        for cut in lengths
+        if 0 < cut < len(token) and (left := token[:cut]) in number and (right := token[cut:]) in number
     ]
     merges = [pair for *_, pair in sorted(found)]
-    kinds = said.get("tokenizer.ggml.token_type") or []
+    kinds: list[Json] = said.get("tokenizer.ggml.token_type") or []
     unknown = next((token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN), None)
     made = library.Tokenizer(_bpe(library, tokens, merges, place, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     rules = library.normalizers
@@ -129,19 +146,33 @@ def _sentence_piece(tokens: Sequence[str], said: Mapping[str, Json], place: str,
 
 def _bpe(library: Any, tokens: Sequence[str], merges: Sequence[Any], place: str, **options: Any) -> Any:
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    try:
+    check_merges(merges, vocabulary, place)
+    with refusing(f"{place}: its vocabulary is no BPE"):
         return library.models.BPE(vocab=vocabulary, merges=list(merges), **options)
-    except Exception as error:  # the library has no exception of its own
-        raise FormatError(f"{place}: its vocabulary is no BPE ({error}); fetch it again") from None
+
+
+def check_merges(merges: Sequence[tuple[str, ...]], vocabulary: Mapping[str, Json], place: object) -> None:
+    """Refuse merges of tokens that there are not: the library panics at some of them, and prints pages."""
+    for merge in merges:
+        lacking = next((token for token in (*merge, "".join(merge)) if token not in vocabulary), None)
+        if lacking is not None:
+            raise FormatError(f"{place}: a merge needs the token {lacking!r}, which there is not; fetch it again")
 
 
 def _begin_with(made: Any, tokens: Sequence[str], number: Json, place: str, library: Any) -> None:
     if type(number) is not int or not 0 <= number < len(tokens):
         raise FormatError(f"{place}: texts begin with token {number!r}, and there are {len(tokens)}; fetch it again")
     first = tokens[number]
-    made.post_processor = library.processors.TemplateProcessing(
-        single=f"{first}:0 $A:0", special_tokens=[(first, number)]
-    )
+    with refusing(f"{place}: texts cannot begin with {first!r}"):
+        made.post_processor = library.processors.TemplateProcessing(
+            single=f"{first}:0 $A:0", special_tokens=[(first, number)]
+        )
+
+
+def _numbers(found: Json, key: str, place: str) -> list[Json]:
+    if not isinstance(found, list) or any(type(one) not in (int, float) for one in found):
+        raise FormatError(f"{place}: {key} is no list of numbers; fetch it again")
+    return found
 
 
 def _texts(found: Json, key: str, place: str) -> list[str]:

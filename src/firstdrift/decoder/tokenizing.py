@@ -1,4 +1,4 @@
-"""The tokenizer that comes with a model: a tokenizer.json, or the vocabulary that an APR or GGUF file embeds."""
+"""The tokenizer that comes with a model: tokenizer.json, vocab.json with its merges, or what a file embeds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
-from ..errors import CaptureError, FormatError
-from .embedded_tokenizer import embedded
+from ..errors import CaptureError
+from .embedded_tokenizer import check_merges, embedded, refusing
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+LARGEST = 256 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +39,28 @@ class ModelTokenizer:
 def tokenizer_of(path: str | PathLike[str]) -> ModelTokenizer:
     """The tokenizer of a model; a model that has none is refused, because token ids cannot be guessed."""
     path = Path(path)
-    file = (path if path.is_dir() else path.parent) / TOKENIZER
-    if path.is_dir() and file.is_file():
-        return _from_file(file)
+    file = tokenizer_file(path if path.is_dir() else path.parent)
+    if path.is_dir() and file is not None:
+        return ModelTokenizer(str(file), library_of(file))
     with open_checkpoint(path) as checkpoint:
         return tokenizer_of_checkpoint(checkpoint, file)
 
 
-def tokenizer_of_checkpoint(checkpoint: Checkpoint, beside: Path) -> ModelTokenizer:
-    """What a file embeds; else the tokenizer.json beside it."""
+def tokenizer_file(directory: Path) -> Path | None:
+    """The file that says what a directory's tokenizer is."""
+    return next((file for name in (TOKENIZER, VOCAB) if (file := directory / name).is_file()), None)
+
+
+def tokenizer_of_checkpoint(checkpoint: Checkpoint, beside: Path | None) -> ModelTokenizer:
+    """What a file embeds; else what lies beside it."""
     inside = embedded(checkpoint.metadata, str(checkpoint.path), tokenizers_library)
     if inside is not None:
         return ModelTokenizer(str(checkpoint.path), inside)
-    if beside.is_file():
-        return _from_file(beside)
+    if beside is not None:
+        return ModelTokenizer(str(beside), library_of(beside))
     raise CaptureError(
-        f"{checkpoint.path}: has no tokenizer, neither inside nor as {TOKENIZER} beside it, so that --prompt cannot be "
-        "read; give --tokens"
+        f"{checkpoint.path}: has no tokenizer, neither inside nor as {TOKENIZER} or {VOCAB} beside it, so that "
+        "--prompt cannot be read; give --tokens"
     )
 
 
@@ -66,9 +73,25 @@ def tokenizers_library() -> Any:
     return tokenizers
 
 
-def _from_file(file: Path) -> ModelTokenizer:
+def library_of(file: Path) -> Any:
+    """The tokenizer of a tokenizer.json, or of a vocab.json."""
+    if file.name == VOCAB:
+        return _from_vocabulary(file)
     library = tokenizers_library()
-    try:
-        return ModelTokenizer(str(file), library.Tokenizer.from_file(str(file)))
-    except Exception as error:  # the library has no exception of its own
-        raise FormatError(f"{file}: is no tokenizer that can be read ({error}); fetch it again") from None
+    with refusing(f"{file}: is no tokenizer that can be read"):
+        return library.Tokenizer.from_file(str(file))
+
+
+def _from_vocabulary(file: Path) -> Any:
+    """Byte-level BPE, as GPT-2 has it; without merges every byte is a token of its own."""
+    tokenizers = tokenizers_library()
+    vocabulary = read_json_object(file, most=LARGEST)
+    merges = file.parent / MERGES
+    with refusing(f"{file}: is no vocabulary with its merges"):
+        lines = merges.read_text("utf-8").split("\n") if merges.is_file() else []
+        pairs = [tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")]
+        check_merges(pairs, vocabulary, merges)
+        library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    return library

@@ -8,17 +8,19 @@ from os import PathLike
 from pathlib import Path
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.hf_directory import CONFIG
+from ..checkpoints.hf_directory import FORMAT as HF
 from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
 from ..errors import FirstdriftError, FormatError, NotFoundError, StorageError, WeightsError
 from ..regular import read_regular
 from ..strict_json import Json
-from .families import family_of_metadata, family_of_names, hybrid_of, is_encoder, may_tell
-from .identifiers import ARCHITECTURE, ENCODER, FAMILY, MAGIC, OPEN
+from .families import contradiction, family_of_metadata, family_of_names, hybrid_of, is_encoder
+from .identifiers import ARCHITECTURE, ENCODER, MAGIC, OPEN
 
-CONFIG = "config.json"
 HYBRID = "FALSIFY-TAH-001"
 GGUF_TIED_BY = "output.weight"
+OUTPUT_BIAS = "model.layers.0.self_attn.o_proj.bias"
 LARGEST = 2**63  # above every number that a model has; Python's own whole numbers have no end
 
 
@@ -75,7 +77,7 @@ NAMES_IN = {
 }  # fmt: skip
 NAME_KEYS = {
     "config": ("architectures", "model_type"),
-    "apr": ("hf_architecture", "architecture", "hf_model_type"),
+    "apr": ("hf_architecture", "hf_model_type", "architecture", "model_type"),
     "gguf": ("general.architecture",),
 }
 
@@ -85,35 +87,68 @@ def read_architecture(path: str | PathLike[str]) -> Architecture:
 
     All are required; there are no defaults, and nothing is inferred but one: GGUF has no key for tied embeddings, so
     they are tied when it has no output layer, and `derived` says so. Raises an error that names every field that is
-    missing or of the wrong type (FALSIFY-APR-PRETRAIN-INIT-005), and one when the metadata's family is not that of
-    the tensor names (FALSIFY-INIT-ARCH-MATCH-001).
+    missing or of the wrong type (FALSIFY-APR-PRETRAIN-INIT-005), one when the metadata's names are of two families, or
+    not of that of the tensor names (FALSIFY-INIT-ARCH-MATCH-001), and one when an encoder's name stands over a decoder
+    (FALSIFY-APR-PRETRAIN-ARCH-007).
     """
     path = Path(path)
     is_config = path.name.endswith(".json") and not path.name.endswith(".index.json")
-    if is_config or (path.is_dir() and not _weights_in(path)):
+    if is_config or (path.is_dir() and not weights_in(path)):
         return _of_config(path / CONFIG if path.is_dir() else path)
+    with open_described(path) as checkpoint:
+        return architecture_of(checkpoint)
+
+
+def open_described(path: Path) -> Checkpoint:
+    """Open a checkpoint; what cannot be read, is none, or is broken behind its magic carries the id of that."""
     try:
-        checkpoint = open_checkpoint(path)
+        return open_checkpoint(path)
     except StorageError as error:
         raise _with_id(error, OPEN) from error
     except FirstdriftError as error:
         known = _first_bytes(path) in (b"APR\0", b"APRN", b"GGUF")
         raise _with_id(error, ARCHITECTURE if known else MAGIC) from error
-    with checkpoint:
-        return architecture_of(checkpoint)
 
 
-def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """The ten fields of an open checkpoint."""
-    kind = _kind(checkpoint)
-    return _checked(kind, checkpoint.metadata, str(checkpoint.path), checkpoint.entries)
+def architecture_of(checkpoint: Checkpoint, *, by_names: bool = True) -> Architecture:
+    """The ten fields of an open checkpoint. `by_names` also compares the family with that of the tensor names."""
+    said, place = metadata_of(checkpoint)
+    return _checked(kind_of(checkpoint), said, str(place), checkpoint.entries, by_names=by_names)
 
 
-def require_decoder(architecture: Architecture) -> None:
+def metadata_of(checkpoint: Checkpoint) -> tuple[Mapping[str, Json], Path]:
+    """What a checkpoint says of its model, and where; plain weights may have a config.json beside them that does."""
+    path = checkpoint.path
+    beside = (path if path.is_dir() else path.parent) / CONFIG
+    if kind_of(checkpoint) != "config" or "vocab_size" in checkpoint.metadata or not beside.is_file():
+        return checkpoint.metadata, beside if checkpoint.format == HF else path
+    try:
+        return read_json_object(beside), beside
+    except FormatError as error:
+        raise _with_id(error, ARCHITECTURE) from error
+
+
+def labels_of(kind: str, metadata: Mapping[str, Json]) -> dict[str, str]:
+    """Everything that metadata of a kind calls its model, by key."""
+    return {key: label for key in NAME_KEYS[kind] if (label := _text(metadata.get(key)))}
+
+
+def refuse_contradiction(kind: str, metadata: Mapping[str, Json], place: str, names: Iterable[str] = ()) -> None:
+    """Refuse a model that is called two things, by its metadata or its tensors: an encoder and a decoder, or members of
+    two families."""
+    biased = metadata.get("attention_bias") is True or (kind == "gguf" and OUTPUT_BIAS in names)  # no key there says it
+    said = contradiction(labels_of(kind, metadata), family_of_names(names), biased=biased)
+    if said is not None:
+        identifier, _, what = said.partition(": ")
+        only = ", and only decoder-only models can be used here" if identifier == ENCODER else ""
+        raise WeightsError(f"{identifier}: {place}: {what}{only}; one of the two is of another model")
+
+
+def require_decoder(architecture: Architecture, place: object) -> None:
     """Refuse an encoder where a decoder is wanted."""
     if architecture.encoder:
         raise WeightsError(
-            f"{ENCODER}: {architecture.name} is an Encoder (hidden_size {architecture.hidden_size}, "
+            f"{ENCODER}: {place}: {architecture.name} is an Encoder (hidden_size {architecture.hidden_size}, "
             f"{architecture.num_hidden_layers} layers, vocab_size {architecture.vocab_size}), and only decoder-only "
             "models can be used here; give a decoder's checkpoint"
         )
@@ -129,9 +164,11 @@ def _of_config(path: Path) -> Architecture:
     return _checked("config", config, str(path), ())
 
 
-def _checked(kind: str, metadata: Mapping[str, Json], place: str, names: Iterable[str]) -> Architecture:
-    called = [name for key in NAME_KEYS[kind] if (name := _text(metadata.get(key)))]
-    name = called[0] if called else None
+def _checked(
+    kind: str, metadata: Mapping[str, Json], place: str, names: Iterable[str], *, by_names: bool = True
+) -> Architecture:
+    labels = labels_of(kind, metadata)
+    name = next(filter(is_encoder, labels.values()), next(iter(labels.values()), None))
     hybrid = hybrid_of(name)
     if hybrid is not None:
         raise FormatError(f"{HYBRID}: {place}: {name} has {hybrid} layers, which the ten fields do not describe")
@@ -139,14 +176,10 @@ def _checked(kind: str, metadata: Mapping[str, Json], place: str, names: Iterabl
     if problems:
         said = "; ".join(problems)
         raise FormatError(f"{ARCHITECTURE}: {place}: does not say what model it is of: {said}; add what is missing")
-    family = next((found for one in called if (found := family_of_metadata(one))), None)
-    told = family_of_names(names)
-    if family is not None and told is not None and family != told and not may_tell(told, name, metadata):
-        raise WeightsError(
-            f"{FAMILY}: {place}: its metadata says {name} (family {family}), but its tensors have the names of family "
-            f"{told}; one of the two is of another model"
-        )
-    return Architecture(**values, name=name, family=family or told, derived=derived)
+    model = "(hidden_size {hidden_size}, {num_hidden_layers} layers, vocab_size {vocab_size})".format(**values)
+    refuse_contradiction(kind, metadata, f"{place} {model}", names if by_names else ())
+    family = next((found for label in labels.values() if (found := family_of_metadata(label))), None)
+    return Architecture(**values, name=name, family=family or family_of_names(names), derived=derived)
 
 
 def _values(
@@ -197,11 +230,13 @@ def _text(value: Json) -> str | None:
     return first if isinstance(first, str) and first else None
 
 
-def _kind(checkpoint: Checkpoint) -> str:
+def kind_of(checkpoint: Checkpoint) -> str:
+    """Whose words a checkpoint's metadata is in: of GGUF, of APR, or of a config.json."""
     return next((kind for kind in ("gguf", "apr") if checkpoint.format.startswith(kind)), "config")
 
 
-def _weights_in(directory: Path) -> bool:
+def weights_in(directory: Path) -> bool:
+    """Whether there is a file of weights in a directory."""
     return any(file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".apr") for file in directory.iterdir())
 
 

@@ -13,6 +13,7 @@ from ..checkpoints.checkpoint import Array, Checkpoint
 from ..checkpoints.rounding import FLOATS, as_dtype
 from ..dtypes import dtype_name
 from ..errors import FirstdriftError, FormatError
+from .copies import difference
 from .destinations import Destination
 from .holding import Hand
 from .plan import Assignment, Piece
@@ -32,6 +33,7 @@ class Expected:
     problem: str | None = None
     array: Array | None = None
     tried: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def stored_dtype(checkpoint: Checkpoint, piece: Piece) -> str:
@@ -69,16 +71,35 @@ def expect(assignment: Assignment, checkpoint: Checkpoint, hand: Hand | None) ->
         crc, wrong = scan(array)
         if wrong is not None:
             return Expected(assignment, problem=f"{one.name}: {wrong}, in {_origin(assignment)} of {checkpoint.path}")
-        for twin in assignment.twins:
-            other = gather(Assignment(one, (twin,)), checkpoint)[0]
-            if crc32(other) != crc:
-                why = f"are tied in the model but not the same in the file (shape {list(one.shape)}, other values)"
-                return Expected(assignment, problem=f"{one.name}: {_origin(assignment)} and {twin.source} {why}")
+        notes, another = compare_twins(assignment, checkpoint, array, crc)
+        if another is not None:
+            return Expected(assignment, problem=another)
     except FirstdriftError as error:
         return Expected(assignment, problem=f"{one.name}: {error}")
     if hand is not None:
-        return Expected(assignment, crc, rounded, array=array)
-    return Expected(assignment, crc, rounded, tried=_through_a_tensor(one, array))
+        return Expected(assignment, crc, rounded, array=array, notes=notes)
+    return Expected(assignment, crc, rounded, tried=_through_a_tensor(one, array), notes=notes)
+
+
+def compare_twins(
+    assignment: Assignment, checkpoint: Checkpoint, array: Array, crc: int
+) -> tuple[tuple[str, ...], str | None]:
+    """What is to be said of tensors that are copies but for rounding, and the problem with one that is another."""
+    one, origin = assignment.destination, _origin(assignment)
+    notes = []
+    for twin in assignment.twins:
+        other = gather(Assignment(one, (twin,)), checkpoint)[0]
+        if crc32(other) == crc:
+            continue
+        found = difference(array, other, tuple(checkpoint.entry(piece.source) for piece in (*assignment.pieces, twin)))
+        if not found.is_copy or array.dtype.kind in "iub":
+            return (), (
+                f"{one.name}: {origin} and {twin.source} are tied in the model but not the same in the file (shape "
+                f"{list(one.shape)}, other values): {found}, and row {found.row} is off by {found.share:.0%} of its "
+                "length; make an untied model to keep both (pretrain --untie)"
+            )
+        notes.append(f"{twin.source} is a rounded copy of {origin}, which is used for both: {found}")
+    return tuple(notes), None
 
 
 def gather(assignment: Assignment, checkpoint: Checkpoint) -> tuple[Array, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from .identifiers import ENCODER, FAMILY
+
 # What metadata calls the members of a family; every spelling is listed, none is guessed from another.
 SPELLINGS = {
     "qwen2": (
@@ -58,11 +60,35 @@ def family_of_names(names: Iterable[str]) -> str | None:
     return "gpt2" if _any(GPT2, names) else None
 
 
-def may_tell(told: str, name: str | None, metadata: Mapping[str, object]) -> bool:
+def contradiction(labels: Mapping[str, str], told: str | None = None, *, biased: bool = False) -> str | None:
+    """What is said twice and differently of one model, after the id of that; None where everything agrees.
+
+    `labels` are what metadata calls the model, by key; `told` is the family that tensor names tell. Labels that are in
+    no table agree with everything. `biased` says that the model has biases in its attention.
+    """
+    families = {key: family for key, label in labels.items() if (family := family_of_metadata(label))}
+    decoders = [f"{key} says {labels[key]}" for key in families if not is_encoder(labels[key])]
+    if told is not None and told not in ENCODERS:
+        decoders.append(f"its tensors have the names of family {told}")
+    encoder = next((key for key, label in labels.items() if is_encoder(label)), None)
+    if encoder is not None and decoders:
+        return f"{ENCODER}: {encoder} says {labels[encoder]}, an Encoder, but {' and '.join(decoders)}"
+    if len(set(families.values())) > 1:
+        said = ", but ".join(f"{key} says {labels[key]} (family {family})" for key, family in families.items())
+        return f"{FAMILY}: {said}"
+    if families and told not in (None, *families.values()):
+        key, family = next(iter(families.items()))
+        if not _may_tell(str(told), labels[key], biased):
+            return (
+                f"{FAMILY}: {key} says {labels[key]} (family {family}), but its tensors have the names of family {told}"
+            )
+    return None
+
+
+def _may_tell(told: str, label: str, biased: bool) -> bool:
     """Whether a model of another family rightly has names of this one: Phi is stored with biases or fused, as Qwen2
     is, and Llama has biases where its configuration asks for them."""
-    biased = metadata.get("attention_bias") is True or (name or "").lower().startswith("phi")
-    return told == "qwen2" and biased
+    return told == "qwen2" and (biased or label.lower().startswith("phi"))
 
 
 def is_encoder(name: str | None) -> bool:

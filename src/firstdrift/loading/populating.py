@@ -107,7 +107,7 @@ def populate(
     held = [one.tried for one in expected] if dry else _read_back(model, expected)
     _compare(expected, held)
     arrivals = tuple(_arrival(one) for one in expected)
-    notes = tuple(checkpoint.notes)
+    notes = (*checkpoint.notes, *(note for one in expected for note in one.notes))
     return Loaded(str(checkpoint.path), checkpoint.format, arrivals, tuple(plan.extra), tuple(plan.dropped), notes)
 
 

@@ -1,7 +1,7 @@
 """Two architectures by name, with their published numbers, and how many parameters an architecture has.
 
 The project these come from asserts that Llama-370M has between 366 and 374 million parameters. That holds when the
-tied output layer is counted once more, and not for what is stored, so that the band is not enforced here.
+tied output layer is counted once more, as it is wherever this band is asked for, and not for what is stored.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ QWEN2_0_5B = Architecture(
     tie_word_embeddings=True, name="Qwen2ForCausalLM", family="qwen2",
 )  # fmt: skip
 PRESETS = {"llama-370m": LLAMA_370M, "qwen2-0.5b": QWEN2_0_5B}
+LLAMA_370M_BAND = (366_000_000, 374_000_000)  # parameters, a tied output layer counted too
 BIASED = frozenset({"qwen2"})  # families whose q, k and v have a bias
 
 

@@ -1,15 +1,20 @@
-"""Whether there are enough tokens for a model to be worth training on them."""
+"""Whether a model has as many parameters as it should, and there are enough tokens to teach them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+import torch
+
+from ..decoder.model import Decoder
 from ..decoder.settings import DecoderConfig
 from ..errors import SelectionError
 from ..strict_json import Json
 from .settings import Settings
 
 TOO_FEW, FEW = 10, 20  # tokens a parameter
+SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,28 @@ def check_budget(of: DecoderConfig, settings: Settings, *, forced: bool) -> tupl
     if budget.ratio < TOO_FEW and not forced:
         raise SelectionError(f"{said}, and less than {TOO_FEW} is refused; train longer, or --force-under-provisioned")
     return budget, f"{said}; {FEW} are advised"
+
+
+def parse_band(text: str | None) -> tuple[int, int] | None:
+    """From how many parameters to how many, as `366M..374M` says it."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)\.\.(\d+(?:\.\d+)?)([KMB]?)", text.strip(), re.ASCII)
+    low, high = (round(float(found[n]) * SUFFIXES[found[n + 1]]) for n in (1, 3)) if found else (1, 0)
+    if low > high:
+        raise SelectionError(f"--parameters {text!r} is no range from a number to a larger one; write it as 366M..374M")
+    return low, high
+
+
+def check_band(of: DecoderConfig, band: tuple[int, int]) -> None:
+    """Refuse an architecture with more or fewer parameters than it should have, a tied output layer counted too."""
+    with torch.device("meta"):
+        model = Decoder(of)
+    tied = model.lm_head.weight.numel() if of.tie_word_embeddings else 0
+    count = sum(one.numel() for one in model.parameters()) + tied
+    if not band[0] <= count <= band[1]:
+        counted = ", the tied output layer counted too" if tied else ""
+        raise SelectionError(
+            f"this model has {count:,} parameters{counted}, and from {band[0]:,} to {band[1]:,} are asked for; give "
+            "another architecture, or another range with --parameters"
+        )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 import torch
 
+from .._kernels.checksums import crc32
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.opening import open_checkpoint
-from ..decoder.config_json import FAMILIES
 from ..decoder.model import Decoder
 from ..decoder.settings import DecoderConfig
-from ..errors import FirstdriftError, SelectionError, WeightsError
-from ..loading.architecture import Architecture, require_decoder
+from ..errors import FirstdriftError, SelectionError
+from ..loading.architecture import Architecture, architecture_of, require_decoder
+from ..loading.arriving import compare_twins, gather
 from ..loading.destinations import destinations
 from ..loading.failures import failure
-from ..loading.families import family_of_metadata, family_of_names
-from ..loading.identifiers import FAMILY, LOAD, POPULATE
+from ..loading.identifiers import LOAD, POPULATE
 from ..loading.plan import make_plan
 from ..loading.populating import populate
 from ..loading.suggestions import suggested_map
 from ..loading.values import wrong_values
-from .origins import config_of_origin
+from .devices import check_device, on_device
+from .identifiers import CUDA, UPLOAD
+from .origins import describe, refuse_another
 from .settings import Settings
 from .trainer import Trainer, empty_decoder, random_decoder
 
@@ -32,7 +35,10 @@ def build_trainer(settings: Settings, config: DecoderConfig, device: str = "cpu"
     settings.check()
     check_length(settings, config)
     torch.manual_seed(settings.seed)
-    return Trainer(random_decoder(config, settings.seed), settings, device)
+    with on_device(device, CUDA):
+        trainer = Trainer(random_decoder(config, settings.seed), settings, device)
+    check_device(trainer, CUDA)
+    return trainer
 
 
 def build_trainer_with_init(
@@ -41,16 +47,19 @@ def build_trainer_with_init(
     *,
     init_config: Architecture | DecoderConfig | None = None,
     init_path: str | PathLike[str] | None = None,
+    untie: bool = False,
     device: str = "cpu",
 ) -> Trainer:
     """A trainer of a decoder with the weights of a checkpoint, or an error; never with random weights instead.
 
     `init_config` is what the checkpoint is of, as `fd.read_architecture` or `config_of` reads it, and belongs to
     `init_path`: both are given or neither. Without them it is `build_trainer(settings, config)`, byte for byte.
-    Checked in this order: the pair, the family (FALSIFY-APR-PRETRAIN-ARCH-007), every tensor's values
-    (FALSIFY-APR-PRETRAIN-INIT-006), names against metadata (FALSIFY-INIT-ARCH-MATCH-001), names and shapes against the
-    model's (FALSIFY-APR-PRETRAIN-INIT-007). Memory for the model is taken after that. The optimizer is fresh.
-    `settings` is a `firstdrift.pretraining.settings.Settings`, as its `of(mode, ...)` makes one.
+    Checked in this order: the pair, the family (FALSIFY-APR-PRETRAIN-ARCH-007), every field of `init_config` against
+    the file's (FALSIFY-APR-PRETRAIN-INIT-007), every tensor's values (FALSIFY-APR-PRETRAIN-INIT-006), names against
+    metadata (FALSIFY-INIT-ARCH-MATCH-001), names and shapes against the model's (FALSIFY-APR-PRETRAIN-INIT-007).
+    Memory for the model is taken after that. The optimizer is fresh.
+    An output layer that the file has beside a tied embedding has to be a rounded copy of it, or is a parameter of its
+    own with `untie`. `settings` is a `firstdrift.pretraining.settings.Settings`, as its `of(mode, ...)` makes one.
     """
     if (init_config is None) != (init_path is None):
         given, absent = ("init_path", "init_config") if init_config is None else ("init_config", "init_path")
@@ -61,27 +70,47 @@ def build_trainer_with_init(
         return build_trainer(settings, config, device)
     settings.check()
     if isinstance(init_config, Architecture):
-        require_decoder(init_config)
+        require_decoder(init_config, "init_config")
     with open_init(Path(init_path)) as checkpoint:
-        built = init_config if isinstance(init_config, DecoderConfig) else config_of_origin(checkpoint)
+        origin = describe(checkpoint)
+        refuse_another(init_config, origin, "init_config")
+        built = untied(origin.config) if untie else origin.config
         check_length(settings, built)
-        verify_init(checkpoint, built)
+        notes = verify_init(checkpoint, built)
         torch.manual_seed(settings.seed)
         model = empty_decoder(built)
         loaded = populate(model, checkpoint, None, cast=True)
-    return Trainer(model, settings, device, loaded.count)
+    with on_device(device, UPLOAD):
+        trainer = Trainer(model, settings, device, loaded.count, notes)
+    check_device(trainer, UPLOAD, {one.name: one.crc32 for one in loaded.proof} if device != "cpu" else {})
+    return trainer
 
 
-def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> None:
-    """Everything that can be known of a checkpoint without memory for the model: values, family, names and shapes."""
+def untied(config: DecoderConfig) -> DecoderConfig:
+    """The same architecture with an output layer of its own."""
+    return replace(config, tie_word_embeddings=False)
+
+
+def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
+    """Everything that can be known of a checkpoint without memory for the model: values, family, names and shapes, and
+    that what is stored twice is the same; what is to be said of that."""
     _check_values(checkpoint)
-    _check_family(checkpoint, config)
+    architecture_of(checkpoint)  # once more, and now the names of the tensors too
     with torch.device("meta"):
         model = Decoder(config)
     plan = make_plan(checkpoint, destinations(model), None)
     if plan.problems:
         what = f"{checkpoint.path}: does not hold the model that its metadata describes"
         raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
+    notes: tuple[str, ...] = ()
+    for one in plan.assignments:
+        if one.twins:
+            array = gather(one, checkpoint)[0]
+            said, another = compare_twins(one, checkpoint, array, crc32(array))
+            if another is not None:
+                raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", [another])
+            notes += said
+    return notes
 
 
 def open_init(path: Path) -> Checkpoint:
@@ -106,18 +135,6 @@ def _check_values(checkpoint: Checkpoint) -> None:
         problems.append("it holds no tensors")
     if problems:
         raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", problems)
-
-
-def _check_family(checkpoint: Checkpoint, config: DecoderConfig) -> None:
-    """Compare the family of the metadata with that of the names, where both are known."""
-    name = FAMILIES[config.family].architecture
-    said, told = family_of_metadata(name), family_of_names(checkpoint.entries)
-    biased = told == "qwen2" and config.qkv_bias  # a Llama with biases has the names of a Qwen2
-    if said is not None and told is not None and said != told and not biased:
-        raise WeightsError(
-            f"{FAMILY}: {checkpoint.path}: its metadata says {name} (family {said}), but its tensors have the names of "
-            f"family {told}; one of the two is of another model"
-        )
 
 
 def check_length(settings: Settings, config: DecoderConfig) -> None:

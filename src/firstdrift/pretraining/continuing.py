@@ -16,7 +16,7 @@ from .directories import remove_partial
 from .interruption import asked_to_stop
 from .log import LOG, Log, rewind
 from .preparing import Request, architecture_asked_for, read_data
-from .records import Record, locked, read_record, write_record
+from .records import Record, is_run, locked, read_record, write_record
 from .resuming import find_checkpoint, restore
 from .running import Outcome, Run, Watch
 from .saving import CHECKPOINTS, all_checkpoints, step_of
@@ -24,7 +24,7 @@ from .starting import Asked, check_traced
 
 ASIDE = "abandoned-"
 # What may be said anew when a run goes on: none of these changes what a step computes, but for the schedule's end.
-CHANGEABLE = frozenset({"num_steps", "eval_every", "checkpoint_every", "val_loss_target", "patience"})
+CHANGEABLE = frozenset({"num_steps", "eval_every", "checkpoint_every", "val_loss_target", "patience", "min_epochs"})
 
 
 def resume(
@@ -35,6 +35,7 @@ def resume(
     `given` are settings, and `data`, `init`, `config`, `tokenizer` and `device`, where they are said again; what is
     not as the run began with is refused.
     """
+    put_back(path)
     run, checkpoint = find_checkpoint(path)
     record = read_record(run)
     refuse_another(record, given)
@@ -48,7 +49,6 @@ def resume(
         tokenizer, windows, _ = read_data(request, record.config, _tokenizer_path(record, checkpoint))
         trainer = build_trainer(settings, record.config, device)
         progress = restore(trainer, checkpoint, windows.fingerprint)
-        remove_partial(run / CHECKPOINTS)
         set_aside(run, checkpoint)
         write_record(run, record)
         rewind(run / LOG, trainer.step)
@@ -61,6 +61,14 @@ def resume(
                 watch(record), stop,
             ).go()  # fmt: skip
     return run, record, outcome
+
+
+def put_back(path: Path) -> None:
+    """Let a run be as it was before a checkpoint that was not finished, which may have been replacing another."""
+    run = path if is_run(path) else path.parent.parent
+    if is_run(run):
+        with locked(run, new=False):
+            remove_partial(run / CHECKPOINTS)
 
 
 def set_aside(run: Path, checkpoint: Path) -> None:

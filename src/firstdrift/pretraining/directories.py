@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PARTIAL = ".partial"
+PARTIAL, OLD = ".partial", ".old"
 
 
 @contextmanager
@@ -27,7 +27,11 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 def remove_partial(parent: Path) -> None:
-    """Remove what killed writers have left."""
+    """Remove what killed writers have left, and put back what one of them had set aside to make room."""
+    for old in parent.glob(f".*{OLD}{PARTIAL}"):
+        path = old.with_name(old.name[1:].removesuffix(f"{OLD}{PARTIAL}"))
+        if not path.exists():
+            old.rename(path)
     for partial in parent.glob(f".*{PARTIAL}"):
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -37,7 +41,7 @@ def _exchange(new: Path, path: Path) -> None:
     if not path.exists():
         new.rename(path)
         return
-    old = path.with_name(f".{path.name}.old{PARTIAL}")
+    old = path.with_name(f".{path.name}{OLD}{PARTIAL}")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
     try:

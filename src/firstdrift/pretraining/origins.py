@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
+
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.hf_directory import CONFIG
-from ..checkpoints.json_file import read_json_object
-from ..checkpoints.opening import open_checkpoint
 from ..decoder.config import config_of_checkpoint
-from ..decoder.config_json import from_config
+from ..decoder.config_json import to_config
 from ..decoder.settings import DecoderConfig
-from ..errors import FirstdriftError, FormatError, NotFoundError, StorageError
-from ..loading.architecture import GGUF_TIED_BY, Architecture, architecture_of, require_decoder
-from ..loading.identifiers import ARCHITECTURE, MAGIC, OPEN
-from ..regular import read_regular
+from ..errors import FirstdriftError, FormatError, WeightsError
+from ..loading.architecture import Architecture, architecture_of, open_described, require_decoder
+from ..loading.identifiers import ARCHITECTURE, POPULATE
 from ..strict_json import Json
 from .tokenizing import EMBEDDED
-
-OUTPUTS = (GGUF_TIED_BY, "lm_head.weight")  # what says whether embeddings are tied
-SELF_DESCRIBED = ("apr", "gguf", "hf")
-CONTAINERS = (b"APR\0", b"APRN", b"GGUF")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,55 +32,39 @@ class Origin:
 
 def read_origin(path: str | PathLike[str]) -> Origin:
     """Open, recognise and describe a checkpoint, in this order; each failure carries its own id."""
-    path = Path(path)
+    with open_described(Path(path)) as checkpoint:
+        return describe(checkpoint)
+
+
+def describe(checkpoint: Checkpoint) -> Origin:
+    """What an open checkpoint is of, by its metadata; the names of its tensors are compared in their turn."""
+    architecture = architecture_of(checkpoint, by_names=False)
+    require_decoder(architecture, checkpoint.path)
     try:
-        checkpoint = open_checkpoint(path)
-    except StorageError as error:
-        kind = NotFoundError if isinstance(error, NotFoundError) else StorageError
-        raise kind(f"{OPEN}: {error}") from error
+        config = config_of_checkpoint(checkpoint, by_names=False)
     except FirstdriftError as error:
-        raise FormatError(f"{ARCHITECTURE if _container(path) else MAGIC}: {error}") from error
-    with checkpoint:
-        view = _without_layers(checkpoint)
-        architecture = architecture_of(view)
-        require_decoder(architecture)
-        embeds = path.is_file() and any(key in checkpoint.metadata for key in EMBEDDED)
-        try:
-            config = config_of_origin(checkpoint)
-        except FirstdriftError as error:
-            raise error if ARCHITECTURE in str(error) else FormatError(f"{ARCHITECTURE}: {error}") from error
-        return Origin(path, checkpoint.format, architecture, config, embeds)
+        architecture_of(checkpoint)  # a name that nothing can be built of may not be that of the tensors either
+        raise error if ARCHITECTURE in str(error) else FormatError(f"{ARCHITECTURE}: {error}") from error
+    embeds = checkpoint.path.is_file() and any(key in checkpoint.metadata for key in EMBEDDED)
+    return Origin(checkpoint.path, checkpoint.format, architecture, config, embeds)
 
 
-def config_of_origin(checkpoint: Checkpoint) -> DecoderConfig:
-    """The decoder that an open checkpoint is of."""
-    if checkpoint.format.startswith(SELF_DESCRIBED):
-        return config_of_checkpoint(checkpoint)
-    return from_config(_said(checkpoint), str(checkpoint.path))
+def refuse_another(asked: Architecture | DecoderConfig, origin: Origin, what: str) -> None:
+    """An architecture that is given beside a checkpoint has to be the checkpoint's: all that differs is named."""
+    if isinstance(asked, Architecture):
+        mine, its = asked.to_json(), origin.architecture.to_json()
+        if asked.family is not None and origin.architecture.family is not None:
+            mine, its = {**mine, "family": asked.family}, {**its, "family": origin.architecture.family}
+    else:
+        mine, its = to_config(asked), to_config(origin.config)
+    keys = [key for key in dict.fromkeys([*mine, *its]) if not _same(mine.get(key), its.get(key))]
+    if keys:
+        said = "; ".join(f"{key} {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
+        raise WeightsError(f"{POPULATE}: {what} and {origin.path} are of different models: {said}; give one of the two")
 
 
-def _without_layers(checkpoint: Checkpoint) -> Checkpoint:
-    """What the metadata says, without the names that it is compared with later, in their turn."""
-    outputs = {name: entry for name, entry in checkpoint.entries.items() if name in OUTPUTS}
-    return Checkpoint(
-        checkpoint.path, checkpoint.format, outputs, lambda entry: checkpoint.array(entry.name),
-        metadata=_said(checkpoint),
-    )  # fmt: skip
-
-
-def _said(checkpoint: Checkpoint) -> Mapping[str, Json]:
-    """The metadata; plain weights that have none may have a config.json beside them."""
-    beside = checkpoint.path.parent / CONFIG
-    if checkpoint.format.startswith(SELF_DESCRIBED) or "vocab_size" in checkpoint.metadata or not beside.is_file():
-        return checkpoint.metadata
-    try:
-        return read_json_object(beside)
-    except FormatError as error:
-        raise FormatError(f"{ARCHITECTURE}: {error}") from error
-
-
-def _container(path: Path) -> bool:
-    """Whether a file has the magic of a container that describes itself, and is broken behind it."""
-    if not path.is_file():
-        return False
-    return read_regular(path, 4) in CONTAINERS
+def _same(mine: Json, its: Json) -> bool:
+    """Whether two values are one; numbers are that when they are in float32, which is how some formats keep them."""
+    if isinstance(mine, float) and isinstance(its, float):
+        return bool(np.float32(mine) == np.float32(its))
+    return bool(mine == its)

@@ -7,29 +7,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..decoder.config import PRESETS, config_of
 from ..decoder.config_json import from_config, to_config
 from ..decoder.settings import DecoderConfig
+from ..decoder.tokenizing import tokenizer_file
 from ..errors import FirstdriftError, FormatError, SelectionError
+from ..loading.presets import LLAMA_370M_BAND
 from ..strict_json import Json
-from .budget import Budget, check_budget
-from .building import check_length, open_init, verify_init
+from .budget import Budget, check_band, check_budget, parse_band
+from .building import check_length, open_init, untied, verify_init
 from .corpora import find_corpus, read_tokens
 from .devices import resolve_device
-from .origins import Origin, read_origin
+from .origins import Origin, read_origin, refuse_another
 from .settings import Settings
 from .stamps import Stamp, stamp_of
 from .tokenizing import Tokenizer, count_tokens, open_tokenizer
-from .vocabulary import STRICT_PRESET, TOKENIZER, VOCAB, check_vocabulary
+from .vocabulary import DEFAULT, check_vocabulary
 from .windows import Windows, cut
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for; without `init` the architecture is that of `config`, a preset or a file."""
+    """What the user asked for; without `init` the architecture is that of `config`, a preset or a file, else the
+    default preset. `parameters` is how many there may be, as `366M..374M`."""
 
     settings: Settings
     data: str
@@ -38,30 +41,29 @@ class Request:
     tokenizer: str | None = None
     device: str = "auto"
     force_under_provisioned: bool = False
+    untie: bool = False
+    parameters: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run that nothing speaks against: what it is of, where it computes, what it reads; `notes` are for people."""
+class Checked:
+    """A request after the first five checks, which touch neither weights nor data; `notes` are for people."""
 
     request: Request
     config: DecoderConfig
     stamp: Stamp
     device: str
-    windows: Windows
     origin: Origin | None = None
-    tokenizer: Tokenizer | None = None
-    tokenizer_path: Path | None = None
     budget: Budget | None = None
     notes: tuple[str, ...] = ()
 
-    def data_json(self) -> dict[str, Json]:
-        """What the data is."""
-        return {"path": str(Path(self.request.data).absolute()), **self.windows.to_json()}
-
-    def tokenizer_files(self) -> Mapping[str, bytes] | None:
-        """What makes the tokenizer again."""
-        return None if self.tokenizer is None else self.tokenizer.files
+    def to_json(self) -> dict[str, Json]:
+        """What is known of the run by now."""
+        return {
+            "settings": self.request.settings.to_json(), "config": to_config(self.config),
+            "stamp": self.stamp.to_json(), "device": self.device, "init": self.init_json(),
+            "budget": None if self.budget is None else self.budget.to_json(), "notes": list(self.notes),
+        }  # fmt: skip
 
     def init_json(self) -> dict[str, Json] | None:
         """What the run starts from."""
@@ -73,57 +75,84 @@ class Prepared:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared(Checked):
+    """A run that nothing speaks against, and what it reads."""
+
+    windows: Windows = field(kw_only=True)
+    tokenizer: Tokenizer | None = None
+    tokenizer_path: Path | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """What is known of the run by now."""
+        return {**Checked.to_json(self), "data": self.data_json()}
+
+    def data_json(self) -> dict[str, Json]:
+        """What the data is."""
+        return {"path": str(Path(self.request.data).absolute()), **self.windows.to_json()}
+
+    def tokenizer_files(self) -> Mapping[str, bytes] | None:
+        """What makes the tokenizer again."""
+        return None if self.tokenizer is None else self.tokenizer.files
+
+
 def prepare(request: Request) -> Prepared:
     """Check a request; raises the first error of the order above."""
+    checked = check_request(request)
+    origin, config = checked.origin, checked.config
+    path = tokenizer_path(request, origin)
+    if path is not None:
+        check_vocabulary(count_tokens(path), config.vocab_size, strict=_is_default(request), place=path)
+    tokenizer, windows, read = read_data(request, config, path)
+    return Prepared(
+        request, config, checked.stamp, checked.device, origin, checked.budget, (*checked.notes, *read),
+        windows=windows, tokenizer=tokenizer, tokenizer_path=path,
+    )  # fmt: skip
+
+
+def check_request(request: Request) -> Checked:
+    """The first five checks, which read metadata alone."""
     settings = request.settings
     device, chosen = resolve_device(request.device)
     notes = [chosen] if chosen else []
     origin = None if request.init is None else read_origin(request.init)
     config = origin.config if origin is not None else architecture_asked_for(request.config)
-    refuse_contradiction(request, origin)
+    if origin is not None and request.config is not None:
+        refuse_another(architecture_asked_for(request.config), origin, f"--config {request.config}")
+    if request.untie:
+        if origin is None:
+            raise SelectionError("--untie is for the output layer of a checkpoint; give --init, or leave it out")
+        config = untied(config)
     budget = None
     if origin is not None:
         budget, warning = check_budget(config, settings, forced=request.force_under_provisioned)
         notes += [f"warning: {warning}"] if warning else []
     settings.check()
     check_length(settings, config)
+    band = LLAMA_370M_BAND if request.parameters is None and _is_default(request) else parse_band(request.parameters)
+    if band is not None:
+        check_band(config, band)
+    name = config.family
+    if origin is None:
+        name = request.config or DEFAULT
+        name = name if name in PRESETS else config.family
+        notes += [] if request.config else [f"neither --init nor --config: the preset {DEFAULT}"]
     notes += _doubts(settings, origin)
-    path = tokenizer_path(request, origin)
-    if path is not None:
-        strict = origin is None and request.config == STRICT_PRESET
-        check_vocabulary(count_tokens(path), config.vocab_size, strict=strict, place=path)
-    tokenizer, windows, read = read_data(request, config, path)
-    notes += read
-    name = config.family if origin is not None else request.config if request.config in PRESETS else config.family
-    return Prepared(
-        request, config, stamp_of(config, name), device, windows, origin, tokenizer, path, budget, tuple(notes)
-    )
+    return Checked(request, config, stamp_of(config, name), device, origin, budget, tuple(notes))
+
+
+def _is_default(request: Request) -> bool:
+    """Whether the preset with numbers of its own is trained from nothing."""
+    return request.init is None and request.config in (None, DEFAULT)
 
 
 def architecture_asked_for(asked: str | None) -> DecoderConfig:
-    """The architecture of a preset, or of a config.json."""
-    if asked is None:
-        raise SelectionError(
-            f"nothing says what to train; give --init, or --config with a config.json or one of {', '.join(PRESETS)}"
-        )
-    if asked in PRESETS:
-        return PRESETS[asked]
+    """The architecture of a preset, the default one where nothing is said, or of a config.json."""
+    if asked is None or asked in PRESETS:
+        return PRESETS[asked or DEFAULT]
     if not Path(asked).exists():
         raise SelectionError(f"--config {asked!r} is neither a file nor one of {', '.join(PRESETS)}; give one of these")
     return config_of(asked)
-
-
-def refuse_contradiction(request: Request, origin: Origin | None) -> None:
-    """An architecture that is given beside a checkpoint has to be the checkpoint's."""
-    if origin is None or request.config is None:
-        return
-    asked, found = to_config(architecture_asked_for(request.config)), to_config(origin.config)
-    keys = [key for key in sorted({*asked, *found}) if asked.get(key) != found.get(key)]
-    if keys:
-        said = "; ".join(f"{key} {asked.get(key)!r} and {found.get(key)!r}" for key in keys[:4])
-        raise SelectionError(
-            f"--config {request.config} and --init {origin.path} are of other models: {said}; give one"
-        )
 
 
 def tokenizer_path(request: Request, origin: Origin | None) -> Path | None:
@@ -135,7 +164,7 @@ def tokenizer_path(request: Request, origin: Origin | None) -> Path | None:
     if origin.embeds_tokenizer:
         return origin.path
     beside = origin.path if origin.path.is_dir() else origin.path.parent
-    return beside if any((beside / name).is_file() for name in (TOKENIZER, VOCAB)) else None
+    return None if tokenizer_file(beside) is None else beside
 
 
 def read_data(
@@ -150,11 +179,12 @@ def read_data(
     return tokenizer, windows, notes if corpus.skipped else []
 
 
-def verify(prepared: Prepared) -> None:
+def verify(prepared: Prepared) -> tuple[str, ...]:
     """The builder's checks without memory for the model, for a run that is not to be started."""
-    if prepared.origin is not None:
-        with open_init(prepared.origin.path) as checkpoint:
-            verify_init(checkpoint, prepared.config)
+    if prepared.origin is None:
+        return ()
+    with open_init(prepared.origin.path) as checkpoint:
+        return verify_init(checkpoint, prepared.config)
 
 
 def check_storable(config: DecoderConfig) -> None:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from ..strict_json import Json
 from .fields import check_fields
 
-FEWEST_EVALUATIONS = 3  # before a lack of improvement ends a run
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -24,9 +22,9 @@ class Progress:
             return Progress(self.evaluations + 1, loss, 0)
         return replace(self, evaluations=self.evaluations + 1, since_best=self.since_best + 1)
 
-    def is_stuck(self, patience: int) -> bool:
-        """Whether it has not become better for too long."""
-        return 0 < patience <= self.since_best and self.evaluations >= FEWEST_EVALUATIONS
+    def is_stuck(self, patience: int, min_epochs: int) -> bool:
+        """Whether it has not become better for too long; it is given `min_epochs` evaluations in any case."""
+        return 0 < patience <= self.since_best and self.evaluations >= min_epochs
 
     def to_json(self) -> dict[str, Json]:
         """The three by name."""

@@ -12,7 +12,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
 from ..decoder.config_json import to_config
-from ..errors import FirstdriftError, FormatError, NotFoundError, VersionError
+from ..errors import FirstdriftError, FormatError, NotFoundError, VersionError, storage
 from ..loading.populating import load_weights
 from ..strict_json import Json, with_floats
 from .fields import check_fields
@@ -88,15 +88,17 @@ def _check_files(checkpoint: Path, said: dict[str, Json]) -> None:
         known = type(about) is dict and {"bytes", "crc32"} <= about.keys()
         if not known or ".." in Path(name).parts or Path(name).is_absolute():
             raise FormatError(f"{checkpoint}: its list of files has {name!r}, which is none; {_earlier(checkpoint)}")
-        if not file.is_file():
+        with storage(checkpoint, "look for its files", _earlier(checkpoint)):  # a name may be too long for the system
+            found = file.is_file()
+        if not found:
             raise FormatError(f"{file}: is missing; {_earlier(checkpoint)}")
         size = file.stat().st_size
         if size != about["bytes"]:
             raise FormatError(f"{file}: has {size} bytes and was written with {about['bytes']}; {_earlier(checkpoint)}")
-        found = checksum(file)
-        if found != about["crc32"]:
+        sum_of = checksum(file)
+        if sum_of != about["crc32"]:
             raise FormatError(
-                f"{file}: is damaged, its checksum is {found} and was {about['crc32']}; {_earlier(checkpoint)}"
+                f"{file}: is damaged, its checksum is {sum_of} and was {about['crc32']}; {_earlier(checkpoint)}"
             )
 
 

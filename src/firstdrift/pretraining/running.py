@@ -35,6 +35,9 @@ class Watch:
     def saved(self, saved: Saved) -> None:
         """A checkpoint is on the disk."""
 
+    def noted(self, what: str) -> None:
+        """Something was noticed that speaks not against the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -88,7 +91,7 @@ class Run:
                 val_loss = self._evaluate()
                 if val_loss <= settings.val_loss_target:
                     reason = REACHED
-                elif self.progress.is_stuck(settings.patience):
+                elif self.progress.is_stuck(settings.patience, settings.min_epochs):
                     reason = STUCK
             if self.stop() and reason == FINISHED and done < settings.num_steps:
                 reason = INTERRUPTED

@@ -24,7 +24,8 @@ class Settings:
     """The numbers of a run. `lr`, `warmup` and `val_loss_target` follow the mode unless they are given: `of`.
 
     A step sees `batch * accumulate` sequences of `seq_length` tokens. `eval_every` and `checkpoint_every` are in steps;
-    0 is only at the end. `patience` is how many evaluations in a row may bring nothing better; 0 is any number.
+    0 is only at the end. An epoch is what lies between two evaluations. `patience` is how many in a row may bring
+    nothing better, 0 any number, and `min_epochs` how many there are before that ends a run.
     """
 
     lr: float
@@ -41,6 +42,7 @@ class Settings:
     dtype: str = "f32"
     eval_every: int = 100
     patience: int = 5
+    min_epochs: int = 3
     checkpoint_every: int = 500
     format: str = "safetensors"
 
@@ -86,7 +88,7 @@ class Settings:
         """Refuse what no run can have: the target and the numbers of steps first, as the order of checks has it."""
         _above("val_loss_target", self.val_loss_target)
         _whole("num_steps", self.num_steps, 0)
-        for name in ("eval_every", "checkpoint_every", "warmup", "patience"):
+        for name in ("eval_every", "checkpoint_every", "warmup", "patience", "min_epochs"):
             _whole(name, getattr(self, name), 0)
         for name, least in (("batch", 1), ("accumulate", 1), ("seq_length", 2)):
             _whole(name, getattr(self, name), least)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, StorageError, storage
-from ..regular import check_regular
+from ..errors import FormatError, storage
+from ..formats.npy import read_npy_header
+from ..regular import check_regular, open_regular
 
 SUFFIXES = (".npy", ".bin")
 Tokens = NDArray[Any]  # one axis of unsigned or signed whole numbers
@@ -48,16 +49,14 @@ def check_range(tokens: Tokens, vocab_size: int, place: object) -> None:
 
 
 def _open_npy(path: Path) -> Tokens:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        if isinstance(error, StorageError):
-            raise
-        raise FormatError(f"{path}: is no npy file ({error}); write the shard again") from None
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name not in _DTYPES:
-        what = f"{array.dtype.name}{list(array.shape)}" if isinstance(array, np.ndarray) else "an archive"
+    with open_regular(path) as file:
+        header = read_npy_header(file, path.stat().st_size, str(path))
+    if len(header.shape) != 1 or header.stored.name not in _DTYPES:
+        what = f"{header.stored.name}{list(header.shape)}"
         raise FormatError(f"{path}: holds {what}, not one axis of {', '.join(_DTYPES)}; write the shard again")
-    return array
+    if not header.nbytes:
+        return np.empty(0, header.stored)
+    return np.memmap(path, header.stored, "r", header.offset, header.shape)
 
 
 def _open_bin(path: Path, vocab_size: int) -> Tokens:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import SelectionError
 from .building import build_trainer_with_init
-from .gaps import Gap, measure_gap, refuse_weak
+from .gaps import Check, Gap, check_scratch, measure_gap, refuse_failed
 from .interruption import asked_to_stop
 from .log import LOG, Log
 from .preparing import Prepared, check_storable
@@ -40,22 +40,28 @@ def start(prepared: Prepared, out: Path, asked: Asked, watch: Watch, told: Calla
     with locked(out, new=True, force=asked.force):
         trainer = build_trainer_with_init(
             settings, prepared.config, init_config=None if origin is None else origin.config,
-            init_path=None if origin is None else origin.path, device=prepared.device,
+            init_path=None if origin is None else origin.path, untie=prepared.request.untie, device=prepared.device,
         )  # fmt: skip
         _clear(out)
         record = _record(prepared, asked, trainer.loaded)
         write_record(out, record)
         with Log(out / LOG) as log, asked_to_stop() as stop:
+            for note in trainer.notes:
+                log.append("note", step=0, message=note)
+                watch.noted(note)
+            checks: tuple[Check, ...]
             if origin is None:
                 first = trainer.evaluate(prepared.windows)
+                checks = (check_scratch(first, prepared.config.vocab_size),)
+                said = f"step 0: validation loss {checks[0]}"
             else:
                 gap = measure_gap(trainer, prepared.windows)
-                first = gap.given
+                first, checks, said = gap.given, gap.checks, f"{origin.path}: {gap}"
                 write_record(out, replace(record, gap=gap.to_json()))
                 log.append("gap", step=0, **gap.to_json())
                 told(gap)
-                if not asked.allow_weak_init:
-                    refuse_weak(gap, origin.path)
+            if not asked.allow_weak_init:
+                refuse_failed(checks, said)
             log.append("eval", step=0, val_loss=first)
             watch.evaluated(0, first)
             return Run(

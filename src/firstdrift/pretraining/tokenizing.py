@@ -11,13 +11,13 @@ from ..checkpoints.hf_directory import tokenizer_files
 from ..checkpoints.json_file import read_json_object
 from ..checkpoints.opening import open_checkpoint
 from ..decoder.embedded_tokenizer import embedded
-from ..decoder.tokenizing import tokenizers_library
+from ..decoder.tokenizing import MERGES, TOKENIZER, VOCAB, library_of, tokenizer_file, tokenizers_library
 from ..errors import FirstdriftError, FormatError, NotFoundError, storage
 from ..regular import check_regular, read_regular
 from .identifiers import VOCABULARY
-from .vocabulary import LARGEST, TOKENIZER, VOCAB, count_entries
+from .vocabulary import count_entries
 
-MERGES, CONFIG = "merges.txt", "tokenizer_config.json"
+CONFIG = "tokenizer_config.json"
 EMBEDDED = ("tokenizer.ggml.tokens", "tokenizer.vocabulary")  # keys of metadata
 EMBEDDED_END = "tokenizer.ggml.eos_token_id"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>")  # where no file says which it is
@@ -57,15 +57,18 @@ def open_tokenizer(path: Path) -> Tokenizer:
     if path.exists() and not path.is_dir():
         check_regular(path)
     directory = path if path.is_dir() else path.parent
-    file = path if path.is_file() else directory / TOKENIZER
-    if file.name == VOCAB or not file.is_file():
-        file = directory / VOCAB
-    if not file.is_file():
+    file = path if path.is_file() else tokenizer_file(directory)
+    if file is None:
         raise NotFoundError(f"{path}: holds no tokenizer ({TOKENIZER}, or {VOCAB}); name one with --tokenizer")
-    library = _from_vocabulary(file) if file.name == VOCAB else _from_file(file)
-    names = tokenizer_files(directory) if path.is_dir() else [file.name]
+    library = library_of(file)
+    if path.is_dir():
+        names = {name: directory / name for name in tokenizer_files(directory)}
+    elif file.name == VOCAB:
+        names = {name: directory / name for name in (VOCAB, MERGES) if (directory / name).is_file()}
+    else:
+        names = {TOKENIZER: file}  # whatever it is called here, it is found by that name there
     with storage(directory, "read the tokenizer", "check that you may read it"):
-        return Tokenizer(library, _end(library, directory), {name: read_regular(directory / name) for name in names})
+        return Tokenizer(library, _end(library, directory), {name: read_regular(one) for name, one in names.items()})
 
 
 def _from_checkpoint(path: Path) -> Tokenizer:
@@ -78,31 +81,6 @@ def _from_checkpoint(path: Path) -> Tokenizer:
     if type(end) is not int or not 0 <= end < library.get_vocab_size():
         end = _usual_end(library)
     return Tokenizer(library, end, {TOKENIZER: library.to_str(pretty=True).encode()})
-
-
-def _from_file(file: Path) -> Any:
-    try:
-        return tokenizers_library().Tokenizer.from_file(str(file))
-    except FirstdriftError:
-        raise
-    except Exception as error:  # the library has no class of its own for it
-        raise FormatError(f"{file}: is no tokenizer ({error}); fetch it again") from None
-
-
-def _from_vocabulary(file: Path) -> Any:
-    """Byte-level BPE, as GPT-2 has it; without merges every byte is a token of its own."""
-    tokenizers = tokenizers_library()
-    vocabulary = read_json_object(file, most=LARGEST)
-    merges = file.parent / MERGES
-    try:
-        lines = merges.read_text("utf-8").split("\n") if merges.is_file() else []
-        pairs = [tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")]
-        library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
-    except Exception as error:
-        raise FormatError(f"{file}: is no vocabulary with its merges ({error}); fetch both again") from None
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    return library
 
 
 def _end(library: Any, directory: Path) -> int | None:

@@ -45,13 +45,17 @@ class Step:
 
 
 class Trainer:
-    """A decoder in training. `step` is how many steps are done; `loaded` how many tensors came from a checkpoint."""
+    """A decoder in training. `step` is how many steps are done; `loaded` how many tensors came from a checkpoint, and
+    `notes` what is to be said of them."""
 
-    def __init__(self, model: Decoder, settings: Settings, device: str = "cpu", loaded: int = 0) -> None:
+    def __init__(
+        self, model: Decoder, settings: Settings, device: str = "cpu", loaded: int = 0, notes: tuple[str, ...] = ()
+    ) -> None:
         self.model = model.to(device)
         self.settings = settings
         self.device = device
         self.loaded = loaded
+        self.notes = notes
         self.optimizer = make_optimizer(self.model, settings)
         self.step = 0
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..checkpoints.json_file import read_json_object
+from ..decoder.tokenizing import LARGEST, TOKENIZER, VOCAB
 from ..errors import FirstdriftError, FormatError
 from ..strict_json import Json
 from .identifiers import RELAXED, STRICT, VOCABULARY
 
-VOCAB, TOKENIZER = "vocab.json", "tokenizer.json"
-LARGEST = 256 << 20  # bytes
-STRICT_PRESET = "llama-370m"
+DEFAULT = "llama-370m"  # without init, and the one preset whose vocabulary has to be exactly its own
 
 
 def count_entries(path: Path) -> int:
@@ -31,7 +30,7 @@ def check_vocabulary(count: int, target: int, *, strict: bool, place: object) ->
     """Without init the preset's own number is wanted exactly; with init no more than the embedding has rows."""
     if strict and count != target:
         raise FormatError(
-            f"{VOCABULARY}: {STRICT}: {place} has {count} entries, and the {STRICT_PRESET} preset is for exactly "
+            f"{VOCABULARY}: {STRICT}: {place} has {count} entries, and the {DEFAULT} preset is for exactly "
             f"{target}; give its tokenizer, or the architecture that this one belongs to"
         )
     if count > target:
