@@ -29,7 +29,7 @@ def config_of(path: str | PathLike[str]) -> DecoderConfig:
     """The settings of a model: of a Hugging Face directory or its config.json, an APR or a GGUF file, or weights with
     a config.json beside them. Only metadata is read. Encoders and architectures that are not supported are refused."""
     path = Path(path)
-    if path.is_dir() and not weights_in(path):
+    if (path / CONFIG).is_file() and not weights_in(path):
         path = path / CONFIG
     if path.name.endswith(".json") and not path.name.endswith(".index.json"):
         return from_config(read_json_object(path), str(path))
