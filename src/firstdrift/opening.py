@@ -106,6 +106,13 @@ def _load(point: EntryPoint) -> Format:
 
 
 def _why_not(path: Path) -> str:
+    from .checkpoints.recognising import is_checkpoint
+
+    if is_checkpoint(path):
+        return (
+            f"{path}: is a checkpoint, and no trace; firstdrift weights diff compares two of them, and firstdrift "
+            "weights convert writes safetensors, which are read as a trace"
+        )
     known = f"a trace directory, APRT stages, npy step directories, npz or safetensors (formats {', '.join(BUILT_IN)})"
     if path.is_dir():
         return f"{path}: the directory {'is empty' if not any(path.iterdir()) else 'holds no trace'}; expected {known}"

@@ -141,9 +141,8 @@ def test_selections_work_and_one_that_matches_nothing_says_so(traces):
         (["ref", "same", "--limit", "-1"], "-1 is not in the range x>=0"),
         (["ref", "same", "--abs-floor", "1"], "--abs-floor belongs to --rule jump; add that, or drop it"),
         (["ref", "same", "--rule", "jump", "--abs-floor", "nan"], "nan is not a finite number"),
-        (["ref", "same", "--values", "--ranked"], "--values compares two stage files and takes no --ranked; drop it"),
-        (["ref", "same", "--values", "--map", "x"], "--values compares two stage files and takes no --map; drop it"),
-        (["ref", "same", "--values"], "firstdrift: ref: is not an APRT stage file, which --values compares; drop"),
+        (["ref", "same", "--values", "--ranked"], "is no APRT stage file and no checkpoint"),
+        (["ref", "same", "--values"], "firstdrift: ref: is no APRT stage file and no checkpoint, of which --values"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(traces, arguments, message):
@@ -182,6 +181,13 @@ def test_values_of_two_stage_files(traces):
     assert (said["schema"], said["max_abs_diff"], len(said["top_diffs"])) == ("apr-stage-diff-v1", 0.5, 1)
     assert len(json.loads(run("--values", a, a, "--json").output)["top_diffs"]) == 4
     assert run("--values", a, a, "--quiet").output == "same: all 4 values are bit-equal\n"
+
+
+def test_options_about_sites_are_refused_with_values(traces):
+    a = fd.write_stage_file("a", 0, "ffn_out", [1, 2, 3, 4])
+    for option in (["--ranked"], ["--map", "x"], ["--only", "x"]):
+        said = run("--values", a, a, *option, code=2).output
+        assert f"--values compares two stage files, and {option[0]} is for traces; drop it" in said
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _PREFERRED = ("model", "pytorch_model")  # what the library itself looks for, in
 
 def open_directory(path: Path) -> Checkpoint:
     """Open the weights in a directory; with a config.json beside them it is a Hugging Face model."""
-    weights = _open_weights(path)
+    weights = _open_one(*weights_file(path))
     if not (path / CONFIG).is_file():
         return weights
     config = read_json_object(path / CONFIG)
@@ -46,8 +46,9 @@ def tokenizer_files(path: Path) -> list[str]:
     return [name for name in TOKENIZER_FILES if (path / name).is_file()]
 
 
-def _open_weights(path: Path) -> Checkpoint:
-    """The index if there is one, else the one file; several that nothing tells apart are refused."""
+def weights_file(path: Path) -> tuple[Path, str]:
+    """The index if there is one, else the one file, and the pattern it was found by; several that nothing tells apart
+    are refused."""
     for pattern in PATTERNS:
         found = sorted(file for file in path.glob(pattern) if file.is_file() and file.name != "training_args.bin")
         usual = [file for file in found if file.name.split(".")[0] in _PREFERRED]
@@ -57,7 +58,7 @@ def _open_weights(path: Path) -> Checkpoint:
             names = ", ".join(file.name for file in found[:5])
             raise FormatError(f"{path}: holds {len(found)} checkpoints and no index ({names}); name the one to open")
         if found:
-            return _open_one(found[0], pattern)
+            return found[0], pattern
     raise FormatError(f"{path}: holds no weights (*.safetensors, *.bin, *.gguf, *.apr); name a directory that does")
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
+from ..aprt import MAGIC as STAGE
 from ..errors import FormatError, storage
+from ..formats.native import recognise as is_trace
 from ..regular import read_regular
+from ..strict_json import Json
 from .checkpoint import Checkpoint
 from .safetensors_file import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded, weight_map
 
@@ -21,15 +24,15 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     with storage(path, "read the checkpoint", "check that it exists and that you may read it"):
         path.stat()
         if path.is_dir():
-            from .hf_directory import open_directory
-
-            return open_directory(path)
+            return _open_directory(path)
         start = read_regular(path, 16)
     return open_file(path, start)
 
 
 def open_file(path: Path, start: bytes) -> Checkpoint:
     """Open one file by what its first bytes say."""
+    if start[:4] == STAGE:
+        raise FormatError(f"{path}: is an APRT stage file, and no checkpoint; firstdrift diff --values compares two")
     if start[:3] == b"APR":
         from .apr.reading import open_apr
 
@@ -51,6 +54,24 @@ def open_file(path: Path, start: bytes) -> Checkpoint:
     raise FormatError(f"{path}: starts with {start[:8]!r}, which no known checkpoint does; give {KNOWN}")
 
 
+def read_index(path: Path) -> dict[str, Json]:
+    """What a JSON file says, which may be an index of shards."""
+    from .json_file import read_json_object
+
+    return read_json_object(path, MAX_INDEX_BYTES)
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    from .hf_directory import open_directory
+
+    if is_trace(path):  # whose data are no pickles, whatever their suffix
+        raise FormatError(
+            f"{path}: is a trace, and no checkpoint; firstdrift diff compares two traces, and firstdrift export "
+            "--phase weight writes the weights of one"
+        )
+    return open_directory(path)
+
+
 def _open_zip(path: Path) -> Checkpoint:
     """PyTorch and numpy both make zip archives; PyTorch's hold a pickle, which numpy's never do."""
     from .torch_file import holds_pickle, open_torch
@@ -65,9 +86,7 @@ def _open_zip(path: Path) -> Checkpoint:
 def _open_json(path: Path) -> Checkpoint:
     if is_index(path):
         return open_sharded(path)
-    from .json_file import read_json_object
-
-    about = read_json_object(path, MAX_INDEX_BYTES)
+    about = read_index(path)
     if "weight_map" in about and "shards" in about:
         from .apr.sharding import open_manifest
 

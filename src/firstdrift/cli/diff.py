@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress, say
+from .subjects import CHECKPOINT, STAGE, TRACE, subject_of
 
 if TYPE_CHECKING:
     from ..compare.result import Result
 
-WITH_VALUES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
+WITHOUT_SITES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
+REF_IS = {STAGE: "--values compares two stage files", CHECKPOINT: "two checkpoints are compared as weights"}
 REDUCTIONS = click.Choice(["mean", "sum"])
 
 
@@ -48,7 +50,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 @click.option("--ranked", is_flag=True, help="Order by the error made at each site, largest first.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100), or values (10).")
 @click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
-@click.option("--values", is_flag=True, help="REF and CAND are two APRT stage files; compare value by value.")
+@click.option("--values", is_flag=True, help="Compare two APRT stage files value by value (or two checkpoints).")
 @json_option
 @debug_option
 def command(
@@ -57,17 +59,22 @@ def command(
 ) -> None:  # fmt: skip
     """Compare what REF and CAND recorded, name the first tensor where they part, and say whether it is noise.
 
+    Two checkpoints are compared as weights, as `firstdrift weights diff` does.
+
     Exit codes: 0 same, noise or flip; 1 drift; 2 could not tell; 3 internal error.
 
     \b
     firstdrift diff ref/ cand/
     firstdrift diff ref/ cand/ --phase 'grad*' --ranked --json
     firstdrift diff --values ref/layer-0/ffn_out.bin cand/layer-0/ffn_out.bin
+    firstdrift diff model.apr port.safetensors
     """
     ctx = click.get_current_context()
-    if values:
-        _refuse_others(ctx)
-        ctx.exit(_diff_values(reference, candidate, limit, quiet=quiet, as_json=as_json))
+    subject = subject_of(reference, candidate, values=values)
+    if subject is not TRACE:
+        _refuse_others(ctx, subject)
+        compare = _diff_values if subject is STAGE else _diff_checkpoints
+        ctx.exit(compare(reference, candidate, limit, quiet=quiet, as_json=as_json))
     if options["rule"] != "jump" and _given(ctx, "abs_floor"):
         raise click.UsageError("--abs-floor belongs to --rule jump; add that, or drop it")
     options |= {"phases": phase, "map": map_file}
@@ -121,11 +128,18 @@ def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bo
     return found.exit_code
 
 
-def _refuse_others(ctx: click.Context) -> None:
-    """An option that a comparison of values would not honour must not seem to work."""
+def _diff_checkpoints(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:
+    from .weights_verify import SHOWN, compare_checkpoints
+
+    most = SHOWN if limit is None else limit
+    return compare_checkpoints(reference, candidate, as_json=as_json, limit=most, quiet=quiet).exit_code
+
+
+def _refuse_others(ctx: click.Context, subject: str) -> None:
+    """An option that is about the sites of traces must not seem to work on files that have none."""
     for parameter in ctx.command.params:
-        if parameter.name not in WITH_VALUES and parameter.name is not None and _given(ctx, parameter.name):
-            raise click.UsageError(f"--values compares two stage files and takes no {parameter.opts[0]}; drop it")
+        if parameter.name not in WITHOUT_SITES and parameter.name is not None and _given(ctx, parameter.name):
+            raise click.UsageError(f"{REF_IS[subject]}, and {parameter.opts[0]} is for traces; drop it")
 
 
 def _given(ctx: click.Context, name: str) -> bool:

@@ -78,20 +78,28 @@ def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -
     firstdrift weights diff before/ after/ --json
     firstdrift weights diff original.safetensors port.safetensors --write-map names.yml
     """
+    target = _new_file(write_map)
+    found = compare_checkpoints(reference, candidate, as_json=as_json)
+    if target is not None:
+        _write_map(found, target)
+    click.get_current_context().exit(found.exit_code)
+
+
+def compare_checkpoints(
+    reference: str, candidate: str, *, as_json: bool, limit: int = SHOWN, quiet: bool = False
+) -> CheckpointDifference:
+    """Compare two checkpoints and print what was found."""
     from ..checkpoints.opening import open_checkpoint
     from ..loading.difference import compare
 
-    target = _new_file(write_map)
     ours, theirs = open_checkpoint(reference), open_checkpoint(candidate)
     with ours, theirs, progress("comparing", ours.nbytes) as advance:
         found = compare(ours, theirs, advance)
     if as_json:
         print_json(found.to_json())
     else:
-        say(_text(found))
-    if target is not None:
-        _write_map(found, target)
-    click.get_current_context().exit(found.exit_code)
+        say(_verdict(found) if quiet else _text(found, limit))
+    return found
 
 
 def _new_file(path: str | None) -> Path | None:
@@ -150,15 +158,19 @@ def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str,
     }  # fmt: skip
 
 
-def _text(found: CheckpointDifference) -> str:
+def _text(found: CheckpointDifference, limit: int) -> str:
     """What is not the same, a line each, and the verdict."""
     told = [one for one in found.tensors if one.verdict != "same"]
-    width = max((len(shown(one.name)) for one in told[:SHOWN]), default=0)
-    lines = [_line(one, width) for one in told[:SHOWN]]
-    lines += [f"... and {len(told) - SHOWN} more; --json has all"] if len(told) > SHOWN else []
-    lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:SHOWN]]
+    width = max((len(shown(one.name)) for one in told[:limit]), default=0)
+    lines = [_line(one, width) for one in told[:limit]]
+    lines += [f"... and {len(told) - limit} more; --json has all"] if len(told) > limit else []
+    lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:limit]]
+    return "\n".join([*lines, _verdict(found)])
+
+
+def _verdict(found: CheckpointDifference) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items()) or "no tensor"
-    return "\n".join([*lines, f"{found.verdict}: {counts}"])
+    return f"{found.verdict}: {counts}"
 
 
 def _line(one: TensorDifference, width: int) -> str:

@@ -45,6 +45,11 @@ def recognise(path: Path) -> bool:
     return path.name.endswith((".safetensors", INDEX_SUFFIX)) and path.is_file()
 
 
+def carries_trace(file: Path) -> bool:
+    """Whether one file is a trace that was written as safetensors, and no checkpoint."""
+    return _read_file(file, 0)[1] is not None
+
+
 def read(path: Path) -> Trace:
     """Open a checkpoint as a trace: what carries no index of ours is phase `weight`."""
     with storage(path, "read the checkpoint", "check that it exists and that you may read it"):
