@@ -13,15 +13,18 @@ static const char *touch(const char *text)
 }
 
 typedef void (*engine_sink)(void *context, int layer, const char *phase, const fd_tensor *tensor);
+typedef void (*typed_sink)(void *context, int layer, const char *op, const char *phase, const fd_tensor *tensor);
 
-static void run(engine_sink sink, void *context)
+static void run(engine_sink sink, typed_sink typed, void *context)
 {
 #ifdef CALL_BACK
     const fd_tensor nothing = {NULL, FD_F32, NULL, 0};
     if (sink)
         sink(context, 0, "fwd", &nothing);
+    if (typed)
+        typed(context, 0, "Conv1d", "fwd", &nothing);
 #else
-    (void)sink, (void)context;
+    (void)sink, (void)typed, (void)context;
 #endif
 }
 
@@ -40,12 +43,14 @@ int main(void)
     fd_put(&trace, &site, (touch(""), &value), FD_F32, NULL, 0);
     fd_put_absent(&trace, (site.call = 1, &site), touch("no gradient"));
     errors += fd_npy_put(&npy, &site, (touch(""), &value), FD_F32, NULL, 0);
+    errors += fd_npy_gradient_of(&npy, touch("sum"), 1);
     errors += fd_manifest_parse(&manifest, touch("a"), 1) + fd_manifest_load(&manifest, touch("probes.txt"));
     fd_sink_put((evaluated++, &sink), 0, touch("agrad"), &tensor);
+    fd_sink_put_op((evaluated++, &sink), 0, touch("Conv1d"), touch("fwd"), &tensor);
 #ifdef CALL_BACK
-    run(fd_sink_put, &sink);
+    run(fd_sink_put, fd_sink_put_op, &sink);
 #else
-    run(NULL, &sink);
+    run(NULL, NULL, &sink);
 #endif
     fd_abort((evaluated++, &trace));
     errors += fd_close((evaluated++, &trace));

@@ -147,18 +147,26 @@ int main(void)
             for (int i = 0; i < manifest.count; i++)
                 printf("%s|", manifest.names[i]);
             say(manifest.count, "");
-        } else if (command == 'S') { /* into the trace, the npy directories, or both */
+        } else if (command == 'G') {
+            const char *reduction = text();
+            const int64_t batch = number();
+            say(fd_npy_gradient_of(&npy, reduction, batch), fd_npy_error_text(&npy));
+        } else if (command == 'S' || command == 'T') { /* T passes the layer's type; into the trace, the npy directories, or both */
             fd_sink sink = {NULL, NULL, manifest.names, manifest.count, 0, -1, NULL};
             const int64_t where = number();
             sink.trace = where & 1 ? &trace : NULL;
             sink.npy = where & 2 ? &npy : NULL;
             sink.step = number();
             sink.sample = number();
-            sink.op = text();
+            const char *op = text();
+            sink.op = command == 'S' ? op : "not this";
             const int layer = (int)number();
             const char *phase = text();
             const fd_tensor t = tensor();
-            fd_sink_put(&sink, layer, phase, &t);
+            if (command == 'S')
+                fd_sink_put(&sink, layer, phase, &t);
+            else
+                fd_sink_put_op(&sink, layer, op, phase, &t);
             say(trace.core.error, fd_error_text(&trace));
         } else
             return 3;

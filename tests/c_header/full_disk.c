@@ -109,6 +109,7 @@ static int dump(const char *directory)
     const fd_io io = {&room, create, write_some, close_file, manage};
     const int64_t shape[] = {5, 2};
     int code = fd_npy_open(&npy, directory, probes, 2, &io);
+    code = code != FD_OK ? code : fd_npy_gradient_of(&npy, "sum", 4);
     for (int i = 0; i < 2; i++) {
         const fd_site site = fd_make_site(0, "fwd", probes[i]);
         const int now = fd_npy_put(&npy, &site, values, FD_F32, shape, 2);

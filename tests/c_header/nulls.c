@@ -98,10 +98,17 @@ int main(int argc, char **argv)
     say("fd_manifest_load", 1, fd_manifest_load(&manifest, NULL), fd_manifest_error_text(&manifest));
     say("fd_manifest_load", 2, fd_manifest_load(NULL, "probes.txt"), fd_manifest_error_text(NULL));
     say("fd_manifest_load", 3, fd_manifest_load(NULL, NULL), fd_manifest_error_text(NULL));
+    char where[512];
+    sprintf(where, "%s/gradients", root);
+    fd_npy_open(&npy, where, probes, 2, NULL);
+    say("fd_npy_gradient_of", 0, fd_npy_gradient_of(&npy, "sum", 4), fd_npy_error_text(&npy));
+    say("fd_npy_gradient_of", 1, fd_npy_gradient_of(&npy, NULL, 4), fd_npy_error_text(&npy));
+    say("no trace", 3, fd_npy_gradient_of(NULL, NULL, 0), fd_npy_error_text(NULL));
     say("no trace", 0, fd_open(NULL, NULL, NULL) | fd_put(NULL, NULL, NULL, FD_F32, NULL, 1), fd_error_text(NULL));
     say("no trace", 1, fd_put_absent(NULL, NULL, NULL) | fd_close(NULL) | fd_abort(NULL), fd_error_text(NULL));
     say("no trace", 2, fd_npy_open(NULL, NULL, NULL, 2, NULL) | fd_npy_put(NULL, NULL, NULL, FD_F32, NULL, 1),
         fd_npy_error_text(NULL));
     fd_sink_put(NULL, 0, NULL, NULL);
+    fd_sink_put_op(NULL, 0, NULL, NULL, NULL);
     return 0;
 }

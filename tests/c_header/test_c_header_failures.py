@@ -1,5 +1,6 @@
 """Whatever goes wrong while writing, what was recorded stays, and a trace with a gap says so."""
 
+import json
 import random
 import resource
 import shutil
@@ -60,6 +61,8 @@ def test_a_disk_that_is_full_at_any_byte_leaves_whole_npy_files_only(full_disk):
         for file in (directory / str(room)).rglob("*.npy"):
             assert np.load(file).reshape(-1)[:3].tolist() == [1, 2, 3]
         assert not list((directory / str(room)).rglob("*.partial"))
+        said = directory / str(room) / "gradient_of.json"
+        assert not said.exists() or json.loads(said.read_text()) == {"reduction": "sum", "batch": 4}
         listed = (directory / str(room) / "probes.txt").is_file()
         assert listed == (room >= len("conv1\nrelu1\n"))
     assert fd.open_trace(directory / str(total)).complete

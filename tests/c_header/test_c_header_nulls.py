@@ -9,6 +9,7 @@ from compiling import ARGUMENT, MANIFEST, OK, PATH, SITE
 MAY = {
     "fd_put": 0b0_0011_1000, "fd_npy_put": 0b0_0011_1000, "fd_put_absent": 0b0011_1000, "fd_open": 0b11_1110,
     "fd_npy_open": 0, "fd_sink_put": 0b0_1011, "fd_manifest_parse": 0b100, "fd_manifest_load": 0, "no trace": 0b11,
+    "fd_npy_gradient_of": 0,
 }  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def calls(compiled, tmp_path_factory):
 
 def test_every_function_was_called_with_every_pointer_null(calls):
     assert {name for name, *_ in calls} == {*MAY, "fd_open(io)"}
-    assert len(calls) == 512 + 512 + 256 + 3 * 64 + 128 + 6 + 3 + 3
+    assert len(calls) == 512 + 512 + 256 + 3 * 64 + 128 + 6 + 3 + 2 + 4
 
 
 @pytest.mark.parametrize("function", MAY)
@@ -56,5 +57,5 @@ def test_a_sink_of_null_pointers_leaves_its_errors_in_the_trace(calls):
 
 
 def test_no_trace_records_nothing_and_that_is_no_error(calls):
-    assert [(code, text) for name, _, code, text in calls if name == "no trace"] == [(OK, "")] * 3
+    assert [(code, text) for name, _, code, text in calls if name == "no trace"] == [(OK, "")] * 4
     assert all(code in (ARGUMENT, PATH) for name, _, code, _ in calls if name == "fd_open(io)")

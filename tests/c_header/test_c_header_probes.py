@@ -41,6 +41,10 @@ def npy_put(phase, name, data=FLOATS, dtype="f32", shape=None, **more):
     return b"N" + site(phase, name, **more) + tensor(data, dtype, shape)
 
 
+def gradient_of(reduction, batch):
+    return b"G" + text(reduction) + number(batch)
+
+
 def parse(data):
     return b"M" + number(len(data)) + data
 
@@ -284,6 +288,30 @@ def test_a_sink_states_the_operation_and_the_order_of_layers(program, tmp_path):
     run(program, parse(b"fc\nsoftmax\n"), opening(tmp_path / "t"), sink(1, "fwd", where=1, op="Softmax"), CLOSE)
     record = fd.open_trace(tmp_path / "t").records[0]
     assert (record.op, record.order, record.site.sample) == ("Softmax", 1, None)
+
+
+def test_an_engine_can_pass_the_type_of_a_layer_with_its_tensor(program, tmp_path):
+    typed = [b"T" + sink(layer, "fwd", where=1, op=op)[1:] for layer, op in enumerate(("Conv1d", None))]
+    run(program, parse(b"fc\nsoftmax\n"), opening(tmp_path / "t"), *typed, CLOSE)
+    assert [record.op for record in fd.open_trace(tmp_path / "t").records] == ["Conv1d", None]
+
+
+def test_npy_directories_say_what_their_gradients_are_of(program, tmp_path):
+    replies = run(program, npy_open(tmp_path / "d", ["conv1"]), gradient_of("mean", 32), npy_put("grad", "conv1"))
+    assert replies == [(OK, "")] * 3
+    assert fd.open_trace(tmp_path / "d").header["gradient_of"] == {"reduction": "mean", "batch": 32}
+    assert fd.open_trace(tmp_path / "d" / "step000").header["gradient_of"]["batch"] == 32
+
+
+@pytest.mark.parametrize(("reduction", "batch"), [("average", 4), (None, 4), ("sum", 0), ("mean", -1)])
+def test_gradients_of_what_cannot_be_meant_are_refused(program, tmp_path, reduction, batch):
+    before, opened, refused, put = run(
+        program, gradient_of("sum", 1), npy_open(tmp_path / "d", ["conv1"]), gradient_of(reduction, batch),
+        npy_put("fwd", "conv1"),
+    )  # fmt: skip
+    assert (before[0], opened[0], refused[0], put[0]) == (CLOSED, OK, ARGUMENT, OK)
+    assert f"reduction '{reduction or 'NULL'}' over a batch of {batch} cannot be meant; give mean or sum" in refused[1]
+    assert not (tmp_path / "d" / "gradient_of.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -462,3 +462,85 @@ def test_hidden_files_are_left_alone(tmp_path):
     step(tmp_path / "step000", "ok.fwd")
     (tmp_path / "step000" / "._ok.fwd.npy").write_bytes(b"resource fork")
     assert len(fd.open_trace(tmp_path)) == 1
+
+
+# --- what gradients are of
+
+
+def dumped(tmp_path, text, where="."):
+    step(tmp_path / "step000", "a.grad_raw.weight")
+    (tmp_path / where / "gradient_of.json").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", [".", "step000"])
+def test_what_gradients_are_of_is_read_beside_the_steps_or_in_one(tmp_path, where):
+    path = dumped(tmp_path, '\ufeff {"reduction": "mean", "batch": 4}\n', where)
+    for opened in (path, path / "step000"):
+        assert fd.open_trace(opened).header["gradient_of"] == {"reduction": "mean", "batch": 4}
+
+
+def test_dumps_of_a_mean_and_of_a_sum_are_reconciled_without_flags(tmp_path):
+    gradient = np.arange(1, 7, dtype=np.float32)
+    for name, factor, said in (
+        ("mean", 1, '{"reduction":"mean","batch":4}'),
+        ("sum", 4, '{"reduction":"sum","batch":4}'),
+    ):
+        step(tmp_path / name / "step000", ("a.grad_raw.weight", gradient * factor), ("a.fwd", gradient))
+        (tmp_path / name / "gradient_of.json").write_text(said)
+    assert fd.diff(tmp_path / "mean", tmp_path / "sum").verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no JSON object"),
+        ("[]", "is no JSON object"),
+        ('{"reduction": "mean"}', r"says reduction 'mean' and batch None; write mean or sum, and how many"),
+        ('{"reduction": "average", "batch": 4}', "says reduction 'average' and batch 4"),
+        ('{"reduction": "sum", "batch": true}', "says reduction 'sum' and batch True"),
+        ('{"reduction": "sum", "batch": 0}', "says reduction 'sum' and batch 0"),
+        ('{"x": "' + "x" * 5000 + '"}', "says reduction None and batch None"),
+    ],
+)
+def test_a_file_that_does_not_say_what_gradients_are_of_is_refused(tmp_path, text, words):
+    with pytest.raises(fd.FormatError, match=rf"gradient_of\.json: {words}"):
+        fd.open_trace(dumped(tmp_path, text))
+
+
+def test_two_files_that_contradict_each_other_are_refused_with_both_values(tmp_path):
+    path = dumped(tmp_path, '{"reduction": "mean", "batch": 4}')
+    (path / "step000" / "gradient_of.json").write_text('{"reduction": "sum", "batch": 4}')
+    with pytest.raises(fd.FormatError, match=r'says \{"reduction":"sum".* and .* \{"reduction":"mean".*keep one'):
+        fd.open_trace(path)
+
+
+def exported(tmp_path, **header):
+    with fd.Writer(tmp_path / "t", overwrite=True, **header) as writer:
+        for port in ("weight", "bias"):
+            for phase in ("weight", "grad", "grad_scaled", "weight_after"):
+                writer.put("a", phase, np.ones(2, np.float32), port=port)
+    npy_steps.write(fd.open_trace(tmp_path / "t"), tmp_path / "d", overwrite=True, advance=lambda nbytes: None)
+    return tmp_path / "d"
+
+
+def test_export_spells_out_the_port_of_a_parameter_in_every_phase(tmp_path):
+    names = {file.name for file in (exported(tmp_path) / "step000").iterdir()}
+    tags = ("w_before", "grad_raw", "grad_scaled", "w_after")
+    assert names == {f"a.{tag}.{port}.npy" for tag in tags for port in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"gradient_of": {"reduction": "mean", "batch": 3}}, {"reduction": "mean", "batch": 3}),
+        ({"gradient_of": {"reduction": "mean"}, "batch": 5}, {"reduction": "mean", "batch": 5}),
+        ({"gradient_of": {"reduction": "sum"}}, {"reduction": "sum", "batch": 1}),
+        ({"gradient_of": {"reduction": "mean"}}, None),
+        ({"gradient_of": "mean"}, None),
+        ({}, None),
+    ],
+)
+def test_export_carries_the_reduction_and_no_earlier_one_lingers(tmp_path, header, said):
+    exported(tmp_path, gradient_of={"reduction": "sum", "batch": 99})
+    assert fd.open_trace(exported(tmp_path, **header)).header.get("gradient_of") == said

@@ -53,10 +53,10 @@ def run(port, *arguments):
     return subprocess.run([port.program, *map(str, arguments)], capture_output=True, text=True)
 
 
-def refusal(port, *arguments):
-    """The one sentence with which the port refuses."""
+def refusal(port, *arguments, code=2):
+    """The one sentence with which the port refuses, or with 1 says what it could not write."""
     done = run(port, *arguments)
-    assert done.returncode == 2, done
+    assert done.returncode == code, done
     assert done.stderr.startswith("kws: ")
     assert done.stderr.endswith("\n")
     assert done.stderr.count("\n") == 1

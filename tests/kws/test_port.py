@@ -126,7 +126,7 @@ def test_npy_directories_hold_what_the_trace_holds(laboratory, port, weights, tm
     done = run(port, *basics(weights), "--batch", 4, "--out", tmp_path / "run", "--npy", tmp_path / "npy")
     assert done.returncode == 0, done.stderr
     from_trace = fd.diff(reference, tmp_path / "run")
-    from_npy = fd.diff(reference, tmp_path / "npy", candidate_reduction="sum", batch=4, allow_missing=["softmax"])
+    from_npy = fd.diff(reference, tmp_path / "npy")  # which says itself what its gradients are of
     assert from_npy.exit_code == from_trace.exit_code == 0
     errors = [{p.site: p.error for p in r.pairs if p.measurement is not None} for r in (from_trace, from_npy)]
     assert errors[0] == errors[1]
@@ -167,5 +167,5 @@ def test_sanitizers_find_nothing_in_refusals(sanitized, weights, tmp_path):
         ("--bug",),
     ):
         done = run(sanitized, *arguments)
-        assert done.returncode == 2
+        assert done.returncode == (1 if "cannot write" in done.stderr else 2)
         assert "Sanitizer" not in done.stderr

@@ -2,6 +2,7 @@
 
 Forward order comes from `probes.txt` (one probe a line) in the step directory or beside it, or from a file
 given as `order`; failing that it is inferred from the names, and the trace says so. File times are not used.
+What gradients are of is in `gradient_of.json`, in the step directory or beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ..regular import check_regular, open_regular
 from ..sites import PHASE_RANK, Site, check_site, default_port
 from ..traces import Array, Trace
 from .border import naming, without_raising
-from .keys import PHASE_ALIASES, says_port
+from .gradient_file import FILE as GRADIENT_OF
+from .gradient_file import read_gradient_of, write_gradient_of
+from .keys import PHASE_ALIASES
 from .npy import NpyHeader, read_npy_header
 from .probe_order import infer_order
 
@@ -59,6 +62,7 @@ def read(path: Path, order: Path | None = None) -> Trace:
         sites, files = [site for site, _ in found], [file for _, file in found]
         headers = [_header(file) for file in files]
         probes, notes = _forward_probes(path, steps, order, sites, headers)
+        gradient_of = read_gradient_of(_beside(steps))
     rank = {probe: number for number, probe in enumerate(probes)}
     lines, special = [], {}
     for number, (site, header) in enumerate(zip(sites, headers, strict=True)):
@@ -74,10 +78,8 @@ def read(path: Path, order: Path | None = None) -> Trace:
         for probe in probes
         if probe not in recorded
     ]
-    header_keys = {"probes": probes}
-    return Trace(
-        path, NAME, lines, files.__getitem__, header=header_keys, problems=problems, notes=notes, special=special
-    )
+    said = {"probes": probes, **gradient_of}
+    return Trace(path, NAME, lines, files.__getitem__, header=said, problems=problems, notes=notes, special=special)
 
 
 def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int], None]) -> list[str]:
@@ -91,6 +93,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
         path.mkdir(parents=True, exist_ok=True)
         with replacing(path / PROBES) as file:  # first, so that a write that fails has promised what is missing
             file.write("".join(f"{probe}\n" for probe in probes).encode())
+        write_gradient_of(path, trace.header)
         for record in trace.records:
             if record.at is None:
                 continue
@@ -120,7 +123,7 @@ def _make_room(path: Path, overwrite: bool) -> None:
     if any(path.glob(FILES)):
         raise TraceExistsError(f"{path}: has npy files outside of step directories; choose another path")
     for _, directory in _step_directories(path):
-        for stale in [*directory.glob(FILES), directory / PROBES]:
+        for stale in [*directory.glob(FILES), directory / PROBES, directory / GRADIENT_OF]:
             stale.unlink(missing_ok=True)  # samples of an earlier, larger run must not linger
 
 
@@ -196,7 +199,7 @@ def _forward_probes(
 ) -> tuple[list[str], list[str]]:
     """The probes in forward order, and a note when that order is a guess."""
     recorded = {site.name for site in sites} - {LOSS}
-    own = [directory / PROBES for _, directory in steps] + [_parent(directory) / PROBES for _, directory in steps]
+    own = [directory / PROBES for directory in _beside(steps)]
     manifests = [order] if order else [file for file in dict.fromkeys(own) if file.is_file()]
     if not manifests and (shared := _parent(path) / PROBES).is_file():  # one list above the dumps of both sides
         manifests = [shared]
@@ -214,6 +217,11 @@ def _forward_probes(
         if site.phase in ("fwd", "agrad") and header.shape
     }  # fmt: skip
     return infer_order(recorded, lengths), [f"forward order was inferred from names; put a {PROBES} beside the steps"]
+
+
+def _beside(steps: list[tuple[int, Path]]) -> list[Path]:
+    """Where what is said of the steps may lie: in one of them, or above them."""
+    return [directory for _, directory in steps] + [_parent(directory) for _, directory in steps]
 
 
 def _parent(directory: Path) -> Path:
@@ -254,7 +262,7 @@ def _file_name(record: Record) -> str:
     if call or not port or _SAMPLE.fullmatch(port.rpartition(".")[2]) or any(mark in port for mark in "/\\\0"):
         raise SiteError(f"{record.site}: npy step directories cannot say its call or port; export to npz instead")
     parts = [name, _TAG_OF.get(phase, phase)]
-    if phase in _TAG_OF or says_port(phase, port):
+    if phase == "optim" or port != "out" or default_port(phase) != port:  # a parameter's port is spelled out, as C does
         parts.append(port)
     if sample is not None:
         parts.append(f"s{sample:03d}")

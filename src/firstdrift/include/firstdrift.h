@@ -159,6 +159,8 @@ typedef struct fd_npy {
 FD_DEF int fd_npy_open(fd_npy *npy, const char *root, const char *const *probes, int probe_count, const fd_io *io);
 FD_DEF int fd_npy_put(fd_npy *npy, const fd_site *site, const void *data, fd_dtype dtype, const int64_t *shape,
                       int ndim);
+FD_DEF int fd_npy_gradient_of(fd_npy *npy, const char *reduction, int64_t batch); /* "mean" or "sum", once: what the
+    gradients are gradients of, which file names cannot say, in <root>/gradient_of.json */
 FD_DEF const char *fd_npy_error_text(const fd_npy *npy);
 
 /* The probe manifest that both sides share, layer index -> probe name: a text file with one name a line. */
@@ -177,14 +179,15 @@ FD_DEF const char *fd_manifest_error_text(const fd_manifest *manifest);
 
 /* For engines that hand their tensors to a callback: give them fd_sink_put and an fd_sink, and set its step and sample
  * as the run goes on. The phase is that of a site, or one of w_before, grad_raw and w_after; a port may follow it, as
- * in "grad_raw.bias". Errors wait in the trace until fd_close. */
+ * in "grad_raw.bias". Engines that pass the layer's type, too, have fd_sink_put_op. Errors wait in the trace until
+ * fd_close. */
 typedef struct fd_sink {
     fd_trace *trace; /* either may be NULL */
     fd_npy *npy;
     const char *const *probes; /* the name of each layer; any index past them is "loss" */
     int probe_count;
     int64_t step, sample; /* sample -1: of the whole batch; parameters have none, whatever it says */
-    const char *op;       /* of the layer; or NULL */
+    const char *op;       /* the layer's type, where it is not passed; or NULL */
 } fd_sink;
 
 typedef struct fd_tensor {
@@ -196,6 +199,7 @@ typedef struct fd_tensor {
 
 #ifndef FD_DISABLED
 FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tensor *tensor);
+FD_DEF void fd_sink_put_op(void *sink, int layer, const char *op, const char *phase, const fd_tensor *tensor);
 #else /* sizeof checks the arguments, counts as a use of each variable, and evaluates nothing */
 #ifdef __GNUC__
 #define FD__GONE static inline __attribute__((always_inline)) /* gone without optimisation, too */
@@ -213,6 +217,10 @@ static inline void fd_sink_put(void *sink, int layer, const char *phase, const f
 {
     (void)sink, (void)layer, (void)phase, (void)tensor;
 }
+static inline void fd_sink_put_op(void *sink, int layer, const char *op, const char *phase, const fd_tensor *tensor)
+{
+    (void)sink, (void)layer, (void)op, (void)phase, (void)tensor;
+}
 #define fd_make_site(...) fd__no_site(sizeof(fd_make_site(__VA_ARGS__)))
 #define fd_open(...) fd__no_error(sizeof(fd_open(__VA_ARGS__)))
 #define fd_put(...) fd__no_error(sizeof(fd_put(__VA_ARGS__)))
@@ -222,11 +230,13 @@ static inline void fd_sink_put(void *sink, int layer, const char *phase, const f
 #define fd_error_text(...) fd__no_text(sizeof(fd_error_text(__VA_ARGS__)))
 #define fd_npy_open(...) fd__no_error(sizeof(fd_npy_open(__VA_ARGS__)))
 #define fd_npy_put(...) fd__no_error(sizeof(fd_npy_put(__VA_ARGS__)))
+#define fd_npy_gradient_of(...) fd__no_error(sizeof(fd_npy_gradient_of(__VA_ARGS__)))
 #define fd_npy_error_text(...) fd__no_text(sizeof(fd_npy_error_text(__VA_ARGS__)))
 #define fd_manifest_parse(...) fd__no_error(sizeof(fd_manifest_parse(__VA_ARGS__)))
 #define fd_manifest_load(...) fd__no_error(sizeof(fd_manifest_load(__VA_ARGS__)))
 #define fd_manifest_error_text(...) fd__no_text(sizeof(fd_manifest_error_text(__VA_ARGS__)))
 #define fd_sink_put(...) ((void)sizeof((fd_sink_put(__VA_ARGS__), 0)))
+#define fd_sink_put_op(...) ((void)sizeof((fd_sink_put_op(__VA_ARGS__), 0)))
 #endif
 #endif /* FIRSTDRIFT_H */
 
@@ -1195,6 +1205,30 @@ FD_DEF int fd_npy_put(fd_npy *npy, const fd_site *site, const void *data, fd_dty
     return fd__end_file(core);
 }
 
+FD_DEF int fd_npy_gradient_of(fd_npy *npy, const char *reduction, int64_t batch)
+{
+    if (npy == NULL)
+        return FD_OK;
+    fd__core *core = &npy->core;
+    core->site = NULL;
+    if (core->failed)
+        return FD_ERROR_IO;
+    if (!core->open)
+        return fd__fail(core, FD_ERROR_CLOSED, "what gradients are of is said after opening; call fd_npy_open first");
+    (void)fd__path(core);
+    if (reduction == NULL || (strcmp(reduction, "mean") && strcmp(reduction, "sum")) || batch < 1)
+        return fd__fail(core, FD_ERROR_ARGUMENT, "reduction '", reduction ? reduction : "NULL", "' over a batch of ",
+                        fd__decimal(core, batch, 1), " cannot be meant; give mean or sum, and a batch of 1 or more");
+    const int code = fd__path(core, "/gradient_of.json");
+    if (code != FD_OK)
+        return code;
+    fd__begin_file(core);
+    fd__quoted(core, "{\"reduction\":", reduction);
+    fd__number(core, ",\"batch\":", batch);
+    fd__text(core, "}\n");
+    return fd__end_file(core);
+}
+
 FD_DEF const char *fd_npy_error_text(const fd_npy *npy) { return npy ? npy->core.text : ""; }
 
 /* Cuts the text into names, as firstdrift reads a probes.txt: blank lines and outer space do not count. */
@@ -1257,7 +1291,7 @@ FD_DEF int fd_manifest_load(fd_manifest *manifest, const char *path)
 
 FD_DEF const char *fd_manifest_error_text(const fd_manifest *manifest) { return manifest ? manifest->core.text : ""; }
 
-FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tensor *tensor)
+FD_DEF void fd_sink_put_op(void *sink, int layer, const char *op, const char *phase, const fd_tensor *tensor)
 {
     const fd_sink *to = (const fd_sink *)sink;
     const fd_tensor none = {NULL, (fd_dtype)0, NULL, 0};
@@ -1271,10 +1305,15 @@ FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tenso
         site.name = layer < 0 || !to->probes ? NULL : to->probes[layer];
     site.port = phase[length] ? phase + length + 1 : NULL;
     site.sample = known < 0 || !fd__phases[known].port || strcmp(fd__phases[known].port, "out") ? -1 : to->sample;
-    site.op = to->op;
+    site.op = op;
     site.order = layer;
     (void)fd_put(to->trace, &site, tensor->data, tensor->dtype, tensor->shape, tensor->ndim); /* fd_close tells */
     (void)fd_npy_put(to->npy, &site, tensor->data, tensor->dtype, tensor->shape, tensor->ndim);
+}
+
+FD_DEF void fd_sink_put(void *sink, int layer, const char *phase, const fd_tensor *tensor)
+{
+    fd_sink_put_op(sink, layer, sink ? ((const fd_sink *)sink)->op : NULL, phase, tensor);
 }
 
 #endif /* FIRSTDRIFT_IMPLEMENTATION */

@@ -75,7 +75,7 @@ void softmax_forward(layer *l, const float *x);
 /* ---- network.c: the layers in a row, and a training step ---- */
 
 /* Called with each tensor as it is computed: borrowed, not to be changed. A NULL sink is the ordinary path. */
-typedef void (*sink_function)(void *context, int layer, const char *phase, const fd_tensor *tensor);
+typedef void (*sink_function)(void *context, int layer, const char *op, const char *phase, const fd_tensor *tensor);
 
 typedef struct {
     layer layers[LAYERS];

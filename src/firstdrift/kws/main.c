@@ -3,7 +3,8 @@
  *     kws --weights weights.bin --probes probes.txt --out run
  *
  * Samples run one by one and their gradients add up; the first --samples of them are recorded. Then the gradients are
- * divided by the batch and the optimizer steps. Without --out and --npy it trains and records nothing. */
+ * divided by the batch and the optimizer steps. Without --out and --npy it trains and records nothing. What could not be
+ * written ends it with 1, what is refused with 2. */
 #include "kws.h"
 
 #include <stdarg.h>
@@ -32,6 +33,8 @@ static const char USAGE[] =
     "  --seed N        of the audio (0)\n"
     "  --bug NAME      make a mistake; --bug list names them\n";
 
+enum { NOT_WRITTEN = 1, REFUSED = 2 }; /* how it exits */
+
 static int fail(const char *format, ...)
 {
     va_list arguments;
@@ -40,8 +43,12 @@ static int fail(const char *format, ...)
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
-    return 2;
+    return REFUSED;
 }
+
+static int not_written(const char *why) { return fail("%s", why), NOT_WRITTEN; }
+
+static int not_opened(int code, const char *why) { return code == FD_ERROR_IO ? not_written(why) : fail("%s", why); }
 
 static int read_number(const char *name, const char *text, int least, int *value)
 {
@@ -65,7 +72,7 @@ static int read_options(int argc, char **argv, options *o)
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (!strcmp(name, "--help"))
-            return fputs(USAGE, stdout) == EOF ? 2 : 1;
+            return fputs(USAGE, stdout) == EOF ? REFUSED : 1;
         if (!strcmp(name, "--force")) {
             o->force = 1;
             continue;
@@ -116,13 +123,6 @@ typedef struct {
     const char *names[LAYERS + 1]; /* of what the npy directories hold: the input, and the probes */
 } recording;
 
-static void record(void *context, int at, const char *phase, const fd_tensor *tensor)
-{
-    recording *r = context;
-    r->sink.op = at < LAYERS ? r->net->layers[at].op : NULL;
-    fd_sink_put(&r->sink, at, phase, tensor);
-}
-
 static void record_input(recording *r, const float *samples)
 {
     const int64_t shape[] = {1, 1, AUDIO};
@@ -148,7 +148,7 @@ static void record_parameters(recording *r, const char *tag, int gradients)
     for (int n = 0, at; (p = network_parameter(r->net, n, &at)) != NULL; n++) {
         const fd_tensor tensor = {gradients ? p->gradient : p->value, FD_F32, p->shape, p->ndim};
         snprintf(phase, sizeof phase, "%s.%s", tag, p->port);
-        record(r, at, phase, &tensor);
+        fd_sink_put_op(&r->sink, at, r->net->layers[at].op, phase, &tensor);
     }
 }
 
@@ -160,12 +160,16 @@ static int open_recording(recording *r, const options *o, const fd_manifest *man
              o->start);
     const fd_options said = {.producer = "kws, a port to C", .model = "KeywordSpotter", .batch = o->batch,
                              .reduction = "sum", .header = header, .overwrite = o->force};
-    if (o->out && fd_open(&r->trace, o->out, &said))
-        return fail("%s", fd_error_text(&r->trace));
+    int code = o->out ? fd_open(&r->trace, o->out, &said) : FD_OK;
+    if (code)
+        return not_opened(code, fd_error_text(&r->trace));
     r->names[0] = "input";
     memcpy(r->names + 1, manifest->names, sizeof *r->names * LAYERS);
-    if (o->npy && fd_npy_open(&r->npy, o->npy, r->names, LAYERS + 1, NULL))
-        return fail("%s", fd_npy_error_text(&r->npy));
+    code = o->npy ? fd_npy_open(&r->npy, o->npy, r->names, LAYERS + 1, NULL) : FD_OK;
+    if (o->npy && !code)
+        code = fd_npy_gradient_of(&r->npy, "sum", o->batch);
+    if (code)
+        return not_opened(code, fd_npy_error_text(&r->npy));
     r->sink.trace = o->out ? &r->trace : NULL;
     r->sink.npy = o->npy ? &r->npy : NULL;
     r->sink.probes = manifest->names;
@@ -173,11 +177,17 @@ static int open_recording(recording *r, const options *o, const fd_manifest *man
     return 0;
 }
 
+/* Whether a tensor could not be written; then nothing more is recorded, and there is no use in going on. */
+static int is_broken(const recording *r)
+{
+    return (r->sink.trace && *fd_error_text(&r->trace)) || (r->sink.npy && *fd_npy_error_text(&r->npy));
+}
+
 static int close_recording(recording *r)
 {
     if (r->sink.trace && fd_close(&r->trace))
-        return fail("%s", fd_error_text(&r->trace));
-    return r->sink.npy && *fd_npy_error_text(&r->npy) ? fail("%s", fd_npy_error_text(&r->npy)) : 0;
+        return not_written(fd_error_text(&r->trace));
+    return r->sink.npy && *fd_npy_error_text(&r->npy) ? not_written(fd_npy_error_text(&r->npy)) : 0;
 }
 
 /* ---- the step ---- */
@@ -193,7 +203,8 @@ static float train(network *net, const options *o, recording *r)
             r->sink.sample = s;
             record_input(r, samples);
         }
-        loss += network_sample(net, samples, clip_label((uint32_t)o->seed, o->start + s), recorded ? record : NULL, r);
+        loss += network_sample(net, samples, clip_label((uint32_t)o->seed, o->start + s),
+                               recorded ? fd_sink_put_op : NULL, r ? &r->sink : NULL);
     }
     return loss / (float)o->batch;
 }
@@ -206,7 +217,7 @@ static void step(network *net, const options *o, recording *r)
     if (r) {
         const fd_tensor tensor = {&loss, FD_F32, NULL, 0};
         r->sink.sample = -1;
-        record(r, LAYERS, "loss", &tensor);
+        fd_sink_put_op(&r->sink, LAYERS, NULL, "loss", &tensor);
         if (o->samples)
             record_softmax(r);
         record_parameters(r, "grad_raw", 1);
@@ -226,18 +237,18 @@ static int run(network *net, const options *o, const fd_manifest *manifest, reco
     char error[1024];
     if (weights_load(net, manifest->names, o->weights, error, sizeof error))
         return fail("%s", error);
-    if (r && open_recording(r, o, manifest))
-        return 2;
-    for (int i = 0; i < o->steps; i++) {
+    int failed = r ? open_recording(r, o, manifest) : 0;
+    if (failed)
+        return failed;
+    for (int i = 0; i < o->steps && !(r && is_broken(r)); i++) {
         if (r)
             r->sink.step = i;
         step(net, o, r);
     }
-    if (r && close_recording(r))
-        return 2;
-    if (o->save && weights_save(net, manifest->names, o->save, error, sizeof error))
-        return fail("%s", error);
-    return 0;
+    failed = r ? close_recording(r) : 0;
+    if (!failed && o->save && weights_save(net, manifest->names, o->save, error, sizeof error))
+        failed = not_written(error);
+    return failed;
 }
 
 int main(int argc, char **argv)

@@ -120,7 +120,7 @@ static void tell(sink_function sink, void *context, int at, const char *phase, c
 {
     const fd_tensor tensor = {values, FD_F32, l->shape, l->ndim};
     if (sink)
-        sink(context, at, phase, &tensor);
+        sink(context, at, at < LAYERS ? l->op : NULL, phase, &tensor); /* the loss is no layer */
 }
 
 float network_sample(network *net, const float *x, int label, sink_function sink, void *context)

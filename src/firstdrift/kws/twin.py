@@ -2,6 +2,7 @@
 
     python -m firstdrift.kws.twin --export weights.bin
     python -m firstdrift.kws.twin --weights weights.bin --out reference
+    python -m firstdrift.kws.twin --weights weights.bin --npy dump
 
 It runs the batch at once and takes the mean; the port runs samples one by one and sums. `firstdrift diff` knows.
 """
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
@@ -21,9 +23,11 @@ from torch import nn
 
 from ..errors import FirstdriftError, printable
 from ..live.sides import one_thread
+from ..opening import open_trace
 from ..sites import PHASES
 from ..tracing import trace
 from .audio import CLASSES, make_batch
+from .dumping import dump
 from .probes import PROBES, read_probes
 from .weights import Arrays, read_weights, write_weights
 
@@ -118,6 +122,15 @@ class Run:
                 losses.append(float(loss.detach()))
         return losses, note
 
+    def leave(self, out: Path | None, npy: Path | None, *, overwrite: bool) -> tuple[list[float], str | None]:
+        """Run the steps and leave a trace, or npy step directories as the port's `--npy` does, or both."""
+        with TemporaryDirectory() as scratch:
+            recorded = out or Path(scratch) / "trace"
+            found = self.record(recorded, overwrite=overwrite)
+            if npy is not None:
+                dump(open_trace(recorded), npy, self.samples, overwrite=overwrite)
+        return found
+
 
 def export(path: Path, *, seed: int = 0, probes: Path = PROBES) -> None:
     """Write the weights that both sides load."""
@@ -130,32 +143,32 @@ def export(path: Path, *, seed: int = 0, probes: Path = PROBES) -> None:
 @click.option("--weights", metavar="FILE", type=Path, help="Load them.")
 @click.option("--probes", metavar="FILE", type=Path, default=PROBES, help="The names of the layers, one a line.")
 @click.option("--out", metavar="DIR", type=Path, help="Record a trace.")
-@click.option("--force", is_flag=True, help="Replace the trace that is there.")
+@click.option("--npy", metavar="DIR", type=Path, help="Write npy step directories, in the names and units of the port.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
 @click.option("--start", metavar="N", type=click.IntRange(min=0), default=0, help="The first clip (0).")
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), default=32, help="Clips in a step (32).")
 @click.option(
     "--samples", metavar="N", type=click.IntRange(min=0), default=4,
-    help="0: no activations; else those of the whole batch, whose samples diff cuts out (4).",
+    help="0: no activations; else those of the whole batch, whose samples diff cuts out; of --npy, how many (4).",
 )  # fmt: skip
 @click.option("--steps", metavar="N", type=click.IntRange(min=1), default=1, help="Steps, over the same batch (1).")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), default=0, help="Of weights and audio (0).")
 @click.option("--double", is_flag=True, help="Compute in float64, to be the arbiter.")
 def main(
-    export_to: Path | None, weights: Path | None, probes: Path, out: Path | None, force: bool, start: int, batch: int,
-    samples: int, steps: int, seed: int, double: bool,
+    export_to: Path | None, weights: Path | None, probes: Path, out: Path | None, npy: Path | None, force: bool,
+    start: int, batch: int, samples: int, steps: int, seed: int, double: bool,
 ) -> None:  # fmt: skip
     """Export, or record."""
-    if (export_to is None) == (weights is None or out is None):
-        raise click.UsageError("give either --export FILE, or --weights FILE and --out DIR")
+    if (export_to is None) == (weights is None or out is npy is None):
+        raise click.UsageError("give either --export FILE, or --weights FILE and --out DIR or --npy DIR")
     try:
         if export_to is not None:
             export(export_to, seed=seed, probes=probes)
             return
         assert weights is not None
-        assert out is not None
         dtype = torch.float64 if double else torch.float32
         run = Run(weights, probes, start=start, batch=batch, samples=samples, steps=steps, seed=seed, dtype=dtype)
-        losses, note = run.record(out, overwrite=force)
+        losses, note = run.leave(out, npy, overwrite=force)
     except FirstdriftError as error:
         click.echo(f"twin: {error}", err=True)
         sys.exit(2)
