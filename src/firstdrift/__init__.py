@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .capture.calibration import Calibration as Calibration
     from .capture.estimate import Estimate as Estimate
     from .checking import check as check
+    from .compare.pair_rows import PairRow as PairRow
     from .compare.result import Result as Result
     from .compare.result import Verdict as Verdict
     from .comparison import assert_same as assert_same
@@ -75,6 +76,7 @@ _HOME = {
     "Loaded": "loading.proof",
     "NotATraceError": "errors",
     "NotFoundError": "errors",
+    "PairRow": "compare.pair_rows",
     "Power": "sensitivity",
     "Record": "records",
     "Result": "compare.result",

@@ -18,6 +18,7 @@ import numpy as np
 from .compare.align import Selection, align
 from .compare.batches import Units
 from .compare.measuring import Measured, load_pair, measure_pairs
+from .compare.pair_rows import PairRow, row_of_pair
 from .compare.pairs import Alignment
 from .compare.result import CLEAN, Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
@@ -76,11 +77,16 @@ def align_traces(
     return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)))
 
 
-def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[Measured]:
-    """The measurements of every pair, in causal order, as data; `options` as in `diff`, as far as they align."""
+def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
+    """The measurements of every pair, in causal order, as data; `options` as in `diff`, as far as they align.
+
+    A row has `probe`, `phase`, `tier`, `max_abs` and `max_rel`, as comparators of training-step traces give them
+    (`tier` 0 to 7: fwd, lossgrad, agrad, grad, grad_scaled, weight, weight_after, others), the rest of its site, and
+    `measurement`; `row.to_dict()` is flat, with the same keys for every row. Different shapes give infinity.
+    """
     opened = align_traces(reference, candidate, **options)  # type: ignore[arg-type]
     with unchanged(opened.reference, opened.candidate):
-        return list(measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate))
+        return list(map(row_of_pair, measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate)))
 
 
 def diff(

@@ -367,14 +367,6 @@ def test_assert_same_raises_with_the_report(tmp_path):
     assert fd.assert_same(tmp_path / "r", tmp_path / "r").verdict == "same"
 
 
-def test_measurements_are_to_be_had_as_data(tmp_path):
-    record(tmp_path / "r", {"fwd a": A, "fwd b": B})
-    record(tmp_path / "c", {"fwd a": A, "fwd b": B + 1})
-    first, second = fd.compare_pairs(tmp_path / "r", tmp_path / "c")
-    assert first.measurement.bit_equal
-    assert second.measurement.max_abs == pytest.approx(1, abs=1e-6)
-
-
 def test_captures_that_prove_little_are_said(tmp_path):
     result = diffed(tmp_path, {"fwd a": A * 0, "fwd b": B}, {"fwd a": A * 0, "fwd b": B})
     assert any("all zero on both sides" in note for note in result.notes)
