@@ -107,6 +107,18 @@ def test_an_output_directory_of_other_things_is_refused(commands):
     )
 
 
+def test_sort_and_unfold_reach_the_report(commands, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("firstdrift.sweeping.text.render", lambda result, **options: asked.update(options) or "")
+    run(*commands, "--cases", "start=0:2")
+    assert (asked["sort"], asked["unfold"]) == ("error", False)
+    run(*commands, "--cases", "start=0:2", "--sort", "abs", "--unfold")
+    assert (asked["sort"], asked["unfold"]) == ("abs", True)
+    assert (
+        "'size' is not one of 'error', 'abs'" in run(*commands, "--cases", "start=1", "--sort", "size", code=2).stderr
+    )
+
+
 def test_every_option_of_a_comparison_is_one_of_the_comparison():
     named = set(inspect.signature(comparison.diff).parameters)
     ours = {
@@ -119,6 +131,8 @@ def test_every_option_of_a_comparison_is_one_of_the_comparison():
         "jobs",
         "timeout",
         "force",
+        "sort",
+        "unfold",
         "limit",
         "quiet",
         "as_json",

@@ -13,7 +13,7 @@ from firstdrift.compare.result import Verdict
 from firstdrift.sites import PHASES
 from firstdrift.sweeping.answer import SweepResult
 from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow, failed_row
-from firstdrift.sweeping.text import render
+from firstdrift.sweeping.text import WIDTH, render
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACES = [("input", "input", "x"), ("fwd", "conv1", "out"), ("fwd", "relu1", "out"), ("loss", "loss", "out"),
@@ -34,7 +34,9 @@ def case(number, *, drift=False, flip=False, nan=False, lacks=False, steps=1):
             error *= 1e6 if drift and late else 1e3 if flip and i >= 4 else 1
             odd = nan and name == "relu1"
             if not (lacks and (phase, port) == ("grad", "bias")):
-                sites.append(SiteRow(step, phase, name, port, verdict, 4, error, error * 3, (0, 2 * odd), 2 * odd))
+                sites.append(
+                    SiteRow(step, phase, name, port, verdict, 4, error, error * 3, (0, 2 * odd), 2 * odd, error * 7)
+                )
     first = Finding(0, "agrad", "conv1", "out", 0, number, "relu1's backward", "relu-mask", "it forgets its mask")
     curves = (tuple(size * 1.3**step for step in range(steps)) for size in (1e-6, 1e-2, 2e-6, 3e-6))
     growth = Growth("weights", tuple(range(steps)), *curves)
@@ -77,7 +79,7 @@ def test_the_report_is_as_it_was(name):
 @pytest.mark.parametrize("name", RESULTS)
 def test_no_line_is_wider_than_asked_for(name):
     for line in render(RESULTS[name]).splitlines():
-        assert len(line) <= 116 or "firstdrift diff" in line
+        assert len(line) <= WIDTH or "firstdrift diff" in line
 
 
 def test_a_limit_keeps_what_matters():
@@ -86,6 +88,63 @@ def test_a_limit_keeps_what_matters():
     assert "start=64" not in text
     assert "--limit 10 shows all" in text
     assert "agrad         conv1" in text or "agrad  conv1" in text
+
+
+def focused(*layers):
+    """A sweep of two cases over gradients of these layers: name, relative error, largest and largest relative one."""
+    rows = [
+        Row({"start": i}, "noise", 0, "noise: x", sites=tuple(
+            SiteRow(0, phase, name, "weight", "noise", 1, error, size * (1 + i), max_rel=relative * (1 + i))
+            for name, error, size, relative in layers for phase in ("grad", "grad_scaled")
+        ))
+        for i in range(2)
+    ]  # fmt: skip
+    return result_of(*rows)
+
+
+def test_gradients_can_be_sorted_by_the_mean_of_their_largest_difference():
+    """The original's order, in which large layers lead; ours is by relative error."""
+    result = focused(("small", 1e-3, 1e-6, 0.5), ("large", 1e-6, 1e-2, 0.25), ("middle", 1e-4, 1e-4, 0.125))
+    assert [one.name for one in result.parameters] == ["small", "middle", "large"]
+    assert [one.name for one in result.parameters_by("abs")] == ["large", "middle", "small"]
+    assert [one["name"] for one in result.to_json("abs")["parameters"]] == ["large", "middle", "small"]
+    table = render(result, sort="abs").split("\n\n")[-1].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["large", "middle", "small"]
+    with pytest.raises(fd.SelectionError, match="cannot be sorted by 'size'; choose error or abs"):
+        result.parameters_by("size")
+
+
+def test_both_tables_show_the_mean_of_the_largest_relative_difference():
+    result = focused(("fc", 1e-3, 1e-6, 0.5))
+    assert [one.rel_mean for one in result.sites] == [0.75, 0.75]
+    *_, sites, gradients = render(result).split("\n\n")
+    for table in (sites, gradients):
+        head, line = table.splitlines()[:2]
+        at = head.index("mean rel") + len("mean rel")
+        assert line[:at].split()[-1] == "7.5e-01"
+
+
+def test_lost_gradients_lead_in_either_order():
+    rows = [case(0), case(1, lacks=True)]
+    for order in ("error", "abs"):
+        assert result_of(*rows).parameters_by(order)[0].port == "bias"
+
+
+def test_sites_that_are_equal_to_the_bit_are_folded_unless_asked_for():
+    folded, unfolded = render(RESULTS["clean"]), render(RESULTS["clean"], unfold=True)
+    assert "... 1 more site the same to the bit in every case; --unfold shows them" in folded
+    assert "10 same" not in folded
+    assert "the same to the bit in every case" not in unfolded
+    assert "10 same" in next(line for line in unfolded.splitlines() if line.startswith("input"))
+
+
+def test_results_of_before_relative_differences_were_kept_are_read(tmp_path):
+    line = case(0).to_json()
+    for site in line["sites"]:
+        del site["max_rel"]
+    kept = Row.from_json(line)
+    assert {site.max_rel for site in kept.sites} == {None}
+    assert result_of(kept).sites[0].rel_mean is None
 
 
 def test_quiet_is_the_sentence_alone():
@@ -125,6 +184,7 @@ def test_the_json_of_a_sweep_that_ran_is_what_the_schema_says(tmp_path):
     assert result.rows[4].failed
     assert said["growth"]["compounds"] is not None
     assert said["cases"][3]["missing"]
+    assert any(site["rel_mean"] for site in said["sites"])
     assert objections(fd.sweep("start=0:2", reference, candidate).to_json(), SCHEMA) == []
 
 

@@ -16,6 +16,7 @@ from .diff import REDUCTIONS
 from .options import debug_option, json_option, only_option, order_option, phase_option, print_json, say
 
 if TYPE_CHECKING:
+    from ..sweeping.answer import SweepResult
     from ..sweeping.rows import Row
     from ..sweeping.sweeps import Given, Prepared
 
@@ -49,6 +50,11 @@ INTERRUPTED = "interrupted; what is done is kept, and the same command goes on f
 @click.option("--candidate-reduction", type=REDUCTIONS, help="The same of the candidate.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, where a trace does not say it.")
 @order_option
+@click.option(
+    "--sort", type=click.Choice(["error", "abs"]), default="error", show_default=True,
+    help="Gradients by their mean error, or by the mean of their largest difference.",
+)  # fmt: skip
+@click.option("--unfold", is_flag=True, help="Show sites that are the same to the bit in every case, too.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of each table (100).")
 @click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
 @json_option
@@ -56,7 +62,7 @@ INTERRUPTED = "interrupted; what is done is kept, and the same command goes on f
 def command(
     pairs: str | None, cases: tuple[str, ...], reference: str | None, candidate: str | None, truth: str | None,
     out: str, jobs: int, timeout: float | None, force: bool, map_file: str | None, phase: tuple[str, ...],
-    limit: int | None, quiet: bool, as_json: bool, **options: Any,
+    sort: str, unfold: bool, limit: int | None, quiet: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run two implementations on many cases, compare each, and say what all of them mean together.
 
@@ -86,7 +92,14 @@ def command(
         pairs if pairs is not None else parse_cases(cases), given,  # type: ignore[arg-type]
         timeout=timeout, options={key: value for key, value in options.items() if value},
     )  # fmt: skip
-    click.get_current_context().exit(_run(prepared, Path(out), jobs, force, limit, quiet=quiet, as_json=as_json))
+    result = _run(prepared, Path(out), jobs, force)
+    if as_json:
+        print_json(result.to_json(sort))
+    else:
+        from ..sweeping.text import render
+
+        say(render(result, limit=limit, quiet=quiet, sort=sort, unfold=unfold))
+    click.get_current_context().exit(result.exit_code)
 
 
 def _side(text: str | None) -> Given | None:
@@ -97,11 +110,9 @@ def _side(text: str | None) -> Given | None:
     return load_function(text)
 
 
-def _run(
-    prepared: Prepared, out: Path, jobs: int, force: bool, limit: int | None, *, quiet: bool, as_json: bool
-) -> int:  # fmt: skip
+def _run(prepared: Prepared, out: Path, jobs: int, force: bool) -> SweepResult:
+    """What the cases came to; an interruption keeps what is done."""
     from ..sweeping.ledger import open_ledger
-    from ..sweeping.text import render
 
     with open_ledger(out, prepared.identity, force=force) as ledger:
         before = len(prepared.cases) - len(prepared.todo(ledger))
@@ -111,12 +122,7 @@ def _run(
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more, and what was found would not be told
             ledger.notes.append(INTERRUPTED)
-        result = prepared.result(ledger, before)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        say(render(result, limit=limit, quiet=quiet))
-    return result.exit_code
+        return prepared.result(ledger, before)
 
 
 @contextmanager

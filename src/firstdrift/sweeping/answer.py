@@ -60,7 +60,11 @@ class SweepResult:
     @cached_property
     def parameters(self) -> list[ParameterSummary]:
         """The gradients of every parameter, the worst first."""
-        return parameters(self.sites)
+        return self.parameters_by("error")
+
+    def parameters_by(self, order: str) -> list[ParameterSummary]:
+        """The same, the largest mean `error` first, or the largest mean of the largest difference (`abs`)."""
+        return parameters(self.sites, order)
 
     @cached_property
     def findings(self) -> list[Repeated]:
@@ -121,8 +125,8 @@ class SweepResult:
         """The verdict and what it rests on."""
         return sentence_of(self)
 
-    def to_json(self) -> dict[str, Any]:
-        """The result in the schema `firstdrift-sweep-v1`."""
+    def to_json(self, sort: str = "error") -> dict[str, Any]:
+        """The result in the schema `firstdrift-sweep-v1`; `sort` is the order of `parameters`."""
         said = {
             "schema": SCHEMA,
             "verdict": str(self.verdict),
@@ -138,7 +142,7 @@ class SweepResult:
             "cases": [_case(row) for row in self.rows],
             "left": list(self.left),
             "sites": [_site(one) for one in self.sites],
-            "parameters": [_parameter(one) for one in self.parameters],
+            "parameters": [_parameter(one) for one in self.parameters_by(sort)],
             "growth": self.growth,
             "directory": self.directory,
             "notes": [*self.notes, *([self.overlap] if self.overlap else [])],
@@ -169,7 +173,7 @@ def _site(one: SiteSummary) -> dict[str, Any]:
 
 
 def _parameter(one: ParameterSummary) -> dict[str, Any]:
-    keys = ("error_mean", "error_max", "abs_mean", "abs_max", "cases")
+    keys = ("error_mean", "error_max", "abs_mean", "abs_max", "rel_mean", "cases")
     sides = {
         name: side and {key: getattr(side, key) for key in keys}
         for name, side in (("grad", one.raw), ("grad_scaled", one.scaled))

@@ -40,8 +40,9 @@ Load = Callable[[Pair], tuple[Array, Array]]
 class SiteRow:
     """A site of one case at one step. Its samples and calls are one line, in which the worst of them counts.
 
-    `error` is the relative L2 error and `max_abs` the largest difference, over what is finite on both sides;
-    `nonfinite` counts NaN and Inf by side, `mismatched` the elements where one side alone has them.
+    `error` is the relative L2 error, `max_abs` the largest difference and `max_rel` the largest one relative to the
+    reference's element, over what is finite on both sides; `nonfinite` counts NaN and Inf by side, `mismatched` the
+    elements where one side alone has them.
     """
 
     step: int
@@ -54,6 +55,7 @@ class SiteRow:
     max_abs: float | None
     nonfinite: tuple[int, int] = (0, 0)
     mismatched: int = 0
+    max_rel: float | None = None
 
     @property
     def place(self) -> Place:
@@ -232,6 +234,7 @@ def _sites(pairs: Sequence[PairResult]) -> Iterable[SiteRow]:
             (sum(m.nan_reference + m.inf_reference for m in measured),
              sum(m.nan_candidate + m.inf_candidate for m in measured)),
             sum(m.nonfinite_mismatches for m in measured),
+            max((m.max_rel for m in measured if m.max_rel is not None), default=None),
         )  # fmt: skip
 
 
@@ -240,7 +243,8 @@ def _places(items: Iterable[Any]) -> tuple[Place, ...]:
 
 
 def _site(line: dict[str, Any]) -> SiteRow:
-    numbers = {key: None if line[key] is None else _float(line[key]) for key in ("error", "max_abs")}
+    line = {"max_rel": None, **line}  # which earlier results lack
+    numbers = {key: None if line[key] is None else _float(line[key]) for key in ("error", "max_abs", "max_rel")}
     ours, theirs = line["nonfinite"]
     if line["verdict"] not in GRAVITY:
         raise ValueError(line["verdict"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, median
 
+from ..errors import SelectionError
 from ..sites import PHASE_RANK
 from .cases import name_of
 from .rows import DRIFTS, GRAVITY, Place, Row, SiteRow
@@ -15,6 +16,7 @@ from .shares import CLEAN, Share
 
 DECIDED = DRIFTS | {"same", "noise", "flip"}
 GRADIENTS = ("grad", "grad_scaled")
+ORDERS = ("error", "abs")  # relative L2 error, or largest absolute difference, which large layers lead
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class SiteSummary:
     error_usual: float | None  # the median
     abs_mean: float | None
     abs_max: float | None
+    rel_mean: float | None  # of the largest difference relative to the reference's element
     nonfinite: int
     mismatched: int
     drifts: Share
@@ -60,6 +63,7 @@ class _Gathered:
     verdicts: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     largest: list[float] = field(default_factory=list)
+    relative: list[float] = field(default_factory=list)
     nonfinite: int = 0
     mismatched: int = 0
     missing: int = 0
@@ -77,9 +81,8 @@ def summarise(rows: Sequence[Row]) -> list[SiteSummary]:
             one.verdicts.append(min((line.verdict for line in lines), key=GRAVITY.index))
             errors = [line.error for line in lines if line.error is not None and isfinite(line.error)]
             one.errors |= {case: max(errors)} if errors else {}
-            one.largest += (
-                [max(found)] if (found := [line.max_abs for line in lines if line.max_abs is not None]) else []
-            )
+            one.largest += _largest(line.max_abs for line in lines)
+            one.relative += _largest(line.max_rel for line in lines)
             one.nonfinite += any(any(line.nonfinite) for line in lines)
             one.mismatched += any(line.mismatched for line in lines)
         for place in row.missing:
@@ -88,6 +91,12 @@ def summarise(rows: Sequence[Row]) -> list[SiteSummary]:
             gathered.setdefault(place, _Gathered(rank=len(gathered))).extra += 1
     ordered = sorted(gathered, key=lambda place: (PHASE_RANK.get(place[0], len(PHASE_RANK)), gathered[place].rank))
     return [_summary(place, gathered[place]) for place in ordered]
+
+
+def _largest(numbers: Iterable[float | None]) -> list[float]:
+    """The largest of those there are, if there are any."""
+    found = [number for number in numbers if number is not None]
+    return [max(found)] if found else []
 
 
 def _by_place(lines: Iterable[SiteRow]) -> dict[Place, list[SiteRow]]:
@@ -104,7 +113,8 @@ def _summary(place: Place, one: _Gathered) -> SiteSummary:
     return SiteSummary(
         *place, len(one.verdicts), one.missing, one.extra, {v: counts[v] for v in GRAVITY if counts[v]},
         fmean(errors) if errors else None, max(errors, default=None), median(errors) if errors else None,
-        fmean(one.largest) if one.largest else None, max(one.largest, default=None), one.nonfinite, one.mismatched,
+        fmean(one.largest) if one.largest else None, max(one.largest, default=None),
+        fmean(one.relative) if one.relative else None, one.nonfinite, one.mismatched,
         Share(sum(verdict in DRIFTS for verdict in decided), len(decided)),
         Share(sum(verdict == "flip" for verdict in decided), len(decided)),
         max(one.errors, key=one.errors.__getitem__) if errors and max(errors) > 0 else None,
@@ -120,14 +130,14 @@ class ParameterSummary:
     raw: SiteSummary | None
     scaled: SiteSummary | None
 
-    @property
-    def size(self) -> tuple[int, float, float]:
-        """What to sort by: NaN and missing ones first, then the larger mean error, then the largest error."""
+    def size(self, by: str) -> tuple[int, float, float]:
+        """What to sort by, one of ORDERS: NaN and missing ones first, then the larger mean, then the largest."""
         both = [one for one in (self.raw, self.scaled) if one is not None]
         lost = sum(one.mismatched + one.missing for one in both) + sum(
             one.counts.get("drift", 0) and one.error_mean is None for one in both
         )
-        return int(lost), max(one.error_mean or 0.0 for one in both), max(one.error_max or 0.0 for one in both)
+        mean, most = (max(getattr(one, f"{by}_{which}") or 0.0 for one in both) for which in ("mean", "max"))
+        return int(lost), mean, most
 
     @property
     def pattern(self) -> str:
@@ -136,11 +146,13 @@ class ParameterSummary:
         return next((pattern for pattern in both if pattern != CLEAN), CLEAN)
 
 
-def parameters(sites: Sequence[SiteSummary]) -> list[ParameterSummary]:
+def parameters(sites: Sequence[SiteSummary], by: str = "error") -> list[ParameterSummary]:
     """The gradients of every parameter, the worst first."""
+    if by not in ORDERS:
+        raise SelectionError(f"gradients cannot be sorted by {by!r}; choose {' or '.join(ORDERS)}")
     found: dict[tuple[str, str], dict[str, SiteSummary]] = {}
     for site in sites:
         if site.phase in GRADIENTS:
             found.setdefault((site.name, site.port), {})[site.phase] = site
     both = [ParameterSummary(*key, one.get("grad"), one.get("grad_scaled")) for key, one in found.items()]
-    return sorted(both, key=lambda one: one.size, reverse=True)
+    return sorted(both, key=lambda one: one.size(by), reverse=True)

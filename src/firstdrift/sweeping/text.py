@@ -12,7 +12,7 @@ from .rows import COULD_NOT_TELL, Growth, Row
 from .sentences import shown
 from .summaries import ParameterSummary, SiteSummary
 
-WIDTH = 116
+WIDTH = 126
 ROWS = 100
 LABEL = 15
 SHOWN_STEPS = 10
@@ -21,16 +21,20 @@ LEAST = 8  # columns that a name always has
 Line = tuple[str, ...]
 
 
-def render(result: SweepResult, *, limit: int | None = None, quiet: bool = False, width: int = WIDTH) -> str:
-    """The whole report; `quiet` is its first sentence alone, `limit` the lines of each table."""
+def render(
+    result: SweepResult, *, limit: int | None = None, quiet: bool = False, width: int = WIDTH, sort: str = "error",
+    unfold: bool = False,
+) -> str:  # fmt: skip
+    """The whole report; `quiet` is its first sentence alone, `limit` the lines of each table, `sort` the order of the
+    gradients, and `unfold` shows sites that are equal to the bit, too."""
     if quiet:
         return printable(" ".join(result.sentence.split()))
     rows = ROWS if limit is None else limit
     blocks = [
         _head(result, width),
         _cases(result.rows, rows, width),
-        _sites(result.sites, rows, width),
-        _parameters(result.parameters, rows, width),
+        _sites(result.sites, rows, width, unfold),
+        _parameters(result.parameters_by(sort), rows, width),
         _growth(result, width),
         _kept(result),
     ]
@@ -107,11 +111,11 @@ def _found(row: Row) -> str:
     return f"{row.verdict}, see below"
 
 
-def _sites(sites: Sequence[SiteSummary], limit: int, width: int) -> list[str]:
-    """All sites by phase and in causal order; those that are equal to the bit in every case are counted."""
+def _sites(sites: Sequence[SiteSummary], limit: int, width: int, unfold: bool) -> list[str]:
+    """All sites by phase and in causal order; those that are equal to the bit everywhere are counted, or unfolded."""
     if not sites:
         return []
-    differing = [one for one in sites if set(one.counts) != {"same"} or one.missing or one.extra]
+    differing = [one for one in sites if unfold or set(one.counts) != {"same"} or one.missing or one.extra]
     ranked = sorted(range(len(differing)), key=lambda i: (not _matters(differing[i]), i))[: max(limit, 1)]
     kept = [differing[i] for i in sorted(ranked)]
     optional: list[tuple[str, Callable[[SiteSummary], str]]] = [
@@ -128,22 +132,25 @@ def _sites(sites: Sequence[SiteSummary], limit: int, width: int) -> list[str]:
         "max err",
         "mean abs",
         "max abs",
+        "mean rel",
         *(title for title, _ in more),
         "verdicts",
         "how often",
     )
     lines = [head]
     for one in kept:
-        numbers = (number(one.error_mean), number(one.error_max), number(one.abs_mean), number(one.abs_max))
+        numbers = map(number, (one.error_mean, one.error_max, one.abs_mean, one.abs_max, one.rel_mean))
         lines.append((
             one.phase, _name(one.name, one.port), str(one.cases), *numbers, *(cell(one) for _, cell in more),
             _counts(one), _often(one),
         ))  # fmt: skip
     same = len(sites) - len(differing)
-    said = [f"... {number_of(same, 'more site')} the same to the bit in every case"] if same else []
+    said = (
+        [f"... {number_of(same, 'more site')} the same to the bit in every case; --unfold shows them"] if same else []
+    )
     hidden = len(differing) - len(kept)
     said += [f"... {number_of(hidden, 'more site')} not shown; --limit {len(sites)} shows all"] if hidden else []
-    table = _table(lines, width, numbers=range(2, 7 + len(more))) if kept else []
+    table = _table(lines, width, numbers=range(2, 8 + len(more))) if kept else []
     return [*table, *said]
 
 
@@ -164,7 +171,9 @@ def _parameters(found: Sequence[ParameterSummary], limit: int, width: int) -> li
     """The gradients of parameters, the worst first: which layer differs in every batch, and which by chance."""
     if not found:
         return []
-    titles = "gradient of|mean err|max err|max/usual|mean abs|max abs|scaled err|scaled abs|n|worst in|how often"
+    titles = (
+        "gradient of|mean err|max err|max/usual|mean abs|max abs|mean rel|scaled err|scaled abs|n|worst in|how often"
+    )
     lines: list[Line] = [tuple(titles.split("|"))]
     for one in found[: max(limit, 1)]:
         raw, scaled = one.raw, one.scaled
@@ -173,12 +182,12 @@ def _parameters(found: Sequence[ParameterSummary], limit: int, width: int) -> li
         often = next((said for side in (raw, scaled) if side is not None and (said := _often(side))), "")
         lines.append((
             _name(one.name, one.port), _number(raw, "error_mean"), _number(raw, "error_max"), _spread(main),
-            _number(raw, "abs_mean"), _number(raw, "abs_max"), _number(scaled, "error_mean"),
+            _number(raw, "abs_mean"), _number(raw, "abs_max"), _number(raw, "rel_mean"), _number(scaled, "error_mean"),
             _number(scaled, "abs_max"), str(main.cases), main.worst or "", often,
         ))  # fmt: skip
     left = len(found) - len(lines) + 1
     return [
-        *_table(lines, width, numbers=range(1, 9)),
+        *_table(lines, width, numbers=range(1, 10)),
         *([f"... {left} more; --limit {len(found)} shows all"] if left else []),
     ]
 
