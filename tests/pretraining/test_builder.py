@@ -36,8 +36,20 @@ def test_a_config_without_a_path_or_a_path_without_a_config_is_refused(world):
             build_trainer_with_init(settings(), TINY, **given)
 
 
-def test_neither_a_config_nor_an_init_is_refused():
-    with pytest.raises(SelectionError, match="neither config nor init_config"):
+@pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-002")
+def test_neither_a_config_nor_an_init_is_the_preset_within_its_band(monkeypatch):
+    class BuiltError(Exception):
+        pass
+
+    def built(config, seed):  # without the memory that it takes
+        assert config == PRESETS["llama-370m"]
+        raise BuiltError
+
+    monkeypatch.setattr(building, "random_decoder", built)
+    with pytest.raises(BuiltError):
+        build_trainer_with_init(settings())
+    monkeypatch.setitem(PRESETS, "llama-370m", TINY)
+    with pytest.raises(SelectionError, match="from 366,000,000 to 374,000,000 are asked for"):
         build_trainer_with_init(settings())
 
 

@@ -11,6 +11,7 @@ import torch
 from .._kernels.checksums import crc32
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.opening import open_checkpoint
+from ..decoder.config import PRESETS
 from ..decoder.model import Decoder
 from ..decoder.settings import DecoderConfig
 from ..errors import FirstdriftError, SelectionError
@@ -21,13 +22,16 @@ from ..loading.failures import failure
 from ..loading.identifiers import LOAD, POPULATE
 from ..loading.plan import make_plan
 from ..loading.populating import populate
+from ..loading.presets import LLAMA_370M_BAND
 from ..loading.suggestions import suggested_map
 from ..loading.values import wrong_values
+from .budget import check_band
 from .devices import check_device, on_device
 from .identifiers import CUDA, UPLOAD
 from .origins import describe, refuse_another
 from .settings import Settings
 from .trainer import Trainer, empty_decoder, random_decoder
+from .vocabulary import DEFAULT
 
 
 def build_trainer(settings: Settings, config: DecoderConfig, device: str = "cpu") -> Trainer:
@@ -53,7 +57,8 @@ def build_trainer_with_init(
     """A trainer of a decoder with the weights of a checkpoint, or an error; never with random weights instead.
 
     `init_config` is what the checkpoint is of, as `fd.read_architecture` or `config_of` reads it, and belongs to
-    `init_path`: both are given or neither. Without them it is `build_trainer(settings, config)`, byte for byte.
+    `init_path`: both are given or neither. Without them it is `build_trainer(settings, config)`, byte for byte, and
+    without `config` either, Llama-370M, if that has its 366 to 374 million parameters.
     Checked in this order: the pair, the family (FALSIFY-APR-PRETRAIN-ARCH-007), every field of `init_config` against
     the file's (FALSIFY-APR-PRETRAIN-INIT-007), every tensor's values (FALSIFY-APR-PRETRAIN-INIT-006), names against
     metadata (FALSIFY-INIT-ARCH-MATCH-001), names and shapes against the model's (FALSIFY-APR-PRETRAIN-INIT-007).
@@ -65,9 +70,7 @@ def build_trainer_with_init(
         given, absent = ("init_path", "init_config") if init_config is None else ("init_config", "init_path")
         raise SelectionError(f"{given} is given and {absent} is None; they must both be given or both be None")
     if init_config is None or init_path is None:
-        if config is None:
-            raise SelectionError("neither config nor init_config says what to build; give one of them")
-        return build_trainer(settings, config, device)
+        return build_trainer(settings, config or default_config(), device)
     settings.check()
     if isinstance(init_config, Architecture):
         require_decoder(init_config, "init_config")
@@ -84,6 +87,12 @@ def build_trainer_with_init(
         trainer = Trainer(model, settings, device, loaded.count, notes)
     check_device(trainer, UPLOAD, {one.name: one.crc32 for one in loaded.proof} if device != "cpu" else {})
     return trainer
+
+
+def default_config() -> DecoderConfig:
+    """What is built where nothing is said: a preset, whose count of parameters has to be in its own band."""
+    check_band(PRESETS[DEFAULT], LLAMA_370M_BAND)
+    return PRESETS[DEFAULT]
 
 
 def untied(config: DecoderConfig) -> DecoderConfig:
