@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import firstdrift as fd
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.cli.main import cli
 from firstdrift.decoder.loading import load_decoder
 from firstdrift.decoder.tracing import perform, prepare
 from firstdrift.stages import STAGES
@@ -74,10 +76,15 @@ def test_save_003_the_gate_of_layer_3_tells_a_wrong_file_from_the_same_model_in_
         out = tmp_path / f"{path.name}-out"
         done = said(path, "--save-tensor", "ffn_gate", "--layer", "3..4", "--tokens", IDS, "--output", out)
         assert done.exit_code == 0, done.output
-        gates[path.name] = stage(out / "layer-3" / "ffn_gate.bin")[3]
-    off = {name: np.abs(gate - gates["model.gguf"]).max() / gate.std() for name, gate in gates.items()}
-    assert off["right.apr"] < 0.001
-    assert off["wrong.apr"] > 0.05
+        gates[path.name] = out / "layer-3" / "ffn_gate.bin"
+    for name, is_off in (("right.apr", False), ("wrong.apr", True)):
+        compared = CliRunner().invoke(
+            cli, ["diff", "--values", "--json", *map(str, (gates["model.gguf"], gates[name]))]
+        )
+        off = json.loads(compared.output)["max_over_std"]
+        ours, theirs = (stage(gates[one])[3].astype(np.float64) for one in ("model.gguf", name))
+        assert off == pytest.approx(np.abs(theirs - ours).max() / ours.std())
+        assert (off > 0.05) == is_off
 
 
 @pytest.mark.falsifies("FALSIFY-APR-TRACE-SAVE-004")
