@@ -530,6 +530,13 @@ def test_export_spells_out_the_port_of_a_parameter_in_every_phase(tmp_path):
     assert names == {f"a.{tag}.{port}.npy" for tag in tags for port in ("weight", "bias")}
 
 
+def test_a_parameter_called_out_keeps_its_name(tmp_path):
+    with fd.Writer(tmp_path / "t") as writer:
+        writer.put("a", "grad", np.ones(2, np.float32), port="out")
+    npy_steps.write(fd.open_trace(tmp_path / "t"), tmp_path / "d", overwrite=False, advance=lambda nbytes: None)
+    assert [record.site.port for record in fd.open_trace(tmp_path / "d")] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
     [
