@@ -1,0 +1,105 @@
+"""Whether calls make a recorded tensor: the reference's own numbers, from the reference's own inputs, to noise."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import UNIT_ROUNDOFF
+from ..errors import FirstdriftError
+from ..sites import Site
+from ..traces import Array, Trace
+from .calls import Call, Step
+from .cuts import Cut, Cuts, type_of
+from .interpreter import Interpreter, NotReplayableError
+
+Floats = NDArray[np.float64]
+MOST_ELEMENTS = 1 << 28  # of all tensors between what is read and what is made
+MANY_ROUNDINGS = 64.0  # that sums of any order may leave, in units of one; serial sums of float32 stay below it
+FEW_ROUNDINGS = 4.0  # of short formats, which are summed up in longer ones, and of a stored update
+SHAKEN = 3  # times that inputs are shaken by one rounding each
+_SHORT = 2.0**-11  # the roundoff of float16: formats from there on are short
+
+
+def why_not(trace: Trace, step: Step, site: Site) -> str | None:
+    """Why a site's calls are not what made it; None where they give what was recorded."""
+    cut = Cuts(step, lambda other: other in trace and trace[other].at is not None).at(site)
+    if cut is None or cut.is_empty:
+        return "no call makes it"
+    return cut_why_not(trace, step, site, cut)
+
+
+def cut_why_not(trace: Trace, step: Step, site: Site, cut: Cut) -> str | None:
+    """The same for one way of making it."""
+    elements = sum(prod(one.shape) for number in cut.nodes if isinstance(node := step.nodes[number], Call)
+                   for one in node.results if one is not None)  # fmt: skip
+    if elements > MOST_ELEMENTS:
+        return f"its calls make {elements} numbers, more than {MOST_ELEMENTS}"
+    try:
+        recorded = trace.array(site)
+        made = Interpreter(step, trace, exact=True).array_of(cut)
+        if made.shape != recorded.shape:
+            return f"its calls give {list(made.shape)}, and {list(recorded.shape)} was recorded"
+        return _compared(trace, step, site, cut, recorded, made)
+    except (NotReplayableError, FirstdriftError) as error:
+        return str(error)
+
+
+def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, made: Array) -> str | None:
+    if recorded.dtype.kind not in "fV" and recorded.dtype.name not in ("bfloat16",):
+        same = np.array_equal(recorded, made)
+        return None if same else "its calls give other whole numbers than were recorded"
+    unit = UNIT_ROUNDOFF.get(trace[site].dtype or "", 0.0)
+    ours, theirs = np.asarray(made, np.float64), np.asarray(recorded, np.float64)
+    finite = np.isfinite(theirs)
+    with np.errstate(all="ignore"):
+        if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
+            return "its calls give other numbers than were recorded where those are not finite"
+        error = np.where(finite, np.abs(ours - theirs), 0.0)
+        update = site.phase == "weight_after"
+        roundings = MANY_ROUNDINGS if unit < _SHORT else FEW_ROUNDINGS
+        limit = (FEW_ROUNDINGS if update else roundings) * unit * np.where(finite, np.abs(ours), 0.0)
+        if (error <= limit).all():
+            return None
+        limit = limit + _noise(trace, step, cut, ours, unit, roundings, update)
+        if (error <= limit).all():
+            return None
+        worst = int(np.argmax(error - limit))
+    return (
+        f"its calls give other numbers than were recorded: an error of {error.flat[worst]:.1e}, where noise explains "
+        f"{limit.flat[worst]:.1e}"
+    )
+
+
+def _noise(trace: Trace, step: Step, cut: Cut, exact: Floats, unit: float, roundings: float, update: bool) -> Floats:
+    """How far rounding moves each element: what it reads by one rounding, and what is between in its own dtype."""
+    spread = np.zeros(exact.shape)
+    for draw in range(SHAKEN):
+        shaken = Interpreter(step, trace, tensors=_shaker(trace, draw, unit, update), exact=True).array_of(cut)
+        spread = np.maximum(spread, np.abs(shaken - exact))
+    rounded = np.abs(np.asarray(Interpreter(step, trace).array_of(cut), np.float64) - exact)
+    return roundings * _along_rows(spread) + FEW_ROUNDINGS * _along_rows(rounded)
+
+
+def _along_rows(spread: Floats) -> Floats:
+    """Each element's own, or what is usual in its row: a single draw may leave one where it was."""
+    spread = np.where(np.isfinite(spread), spread, 0.0)
+    if not spread.ndim:
+        return spread
+    return np.maximum(spread, np.sqrt(np.mean(np.square(spread), -1, keepdims=True)))
+
+
+def _shaker(trace: Trace, draw: int, unit: float, update: bool):  # type: ignore[no-untyped-def]
+    """Recorded tensors, each number moved by one rounding up or down; a weight that is only moved is left alone."""
+    generator = np.random.default_rng(draw)
+
+    def shaken(site: Site) -> Array | None:
+        array = trace.array(site)
+        if array.dtype.kind not in "fV" or (update and site.phase == "weight"):
+            return None
+        values = np.asarray(array, np.float64)
+        return values * (1.0 + unit * generator.choice((-1.0, 1.0), values.shape))
+
+    return shaken
