@@ -36,10 +36,11 @@ STAGE_OPERATIONS = {
 
 
 class Told(NamedTuple):
-    """An operation by name, with its settings."""
+    """An operation by name, with its settings; `reads` where it was found out what it reads, too."""
 
     op: str
     attrs: Mapping[str, Json]
+    reads: tuple[Site, ...] | None = None
 
 
 Inferred = Mapping[Site, Told]
@@ -73,7 +74,7 @@ class LibraryProgram(Program):
 
     def _why_not(self, site: Site) -> str | None:
         assert self.trace is not None
-        if not isinstance(self.steps, _Steps) or site.step not in self.steps:
+        if not isinstance(self.steps, Steps) or site.step not in self.steps:
             return "the trace has no such step"
         built = self.steps.built(site.step)
         if site in built.step.sites:
@@ -86,7 +87,7 @@ def library_program(trace: Trace, inferred: Inferred | None = None) -> LibraryPr
 
     `inferred` adds operations that were found by trying them, for sites that name none.
     """
-    steps = _Steps(trace, inferred or {})
+    steps = Steps(trace, inferred or {})
     if not any(told_of(record, steps.inferred) for record in trace.records):
         return None
     return LibraryProgram({"program": 1, "notes": [NOTE]}, steps, trace=trace, inferred=steps.inferred)
@@ -109,7 +110,7 @@ class Built(NamedTuple):
     reasons: Mapping[Site, str]
 
 
-class _Steps(Mapping[int, Step]):
+class Steps(Mapping[int, Step]):
     """The steps of a trace, each made when it is asked for."""
 
     def __init__(self, trace: Trace, inferred: Inferred) -> None:
@@ -121,8 +122,12 @@ class _Steps(Mapping[int, Step]):
     def built(self, number: int) -> Built:
         """A step with the reasons for what it lacks."""
         if number not in self._made:
-            self._made[number] = Building(self.trace, self._by_step()[number], number, self.inferred).build()
+            self._made[number] = self.building(number).build()
         return self._made[number]
+
+    def building(self, number: int) -> Building:
+        """A step with nothing in it yet."""
+        return Building(self.trace, self._by_step().get(number, []), number, self.inferred)
 
     def __getitem__(self, number: int) -> Step:
         return self.built(number).step
@@ -171,6 +176,7 @@ class Building:
         self._graph = any("from" in record.details for record in records)
         self._weights = _weights(trace, number)
         self._entered, self._before = _entered(records), _before(records)
+        self._rank = {record.site: rank for rank, record in enumerate(records)}
 
     def build(self) -> Built:
         """The step."""
@@ -206,7 +212,9 @@ class Building:
             if told is None:
                 raise NotReplayableError(_unknown(record)) from None
             raise
-        if site.port.startswith("in.") and site not in self.inferred:
+        if told is not None and told.reads is not None:
+            inputs = list(told.reads)
+        elif site.port.startswith("in."):
             told = Told("Reshape" if len(inputs) == 1 else "Add", {})  # what lies between modules
             weights = []
         elif told is None and len(inputs) == 1 and inputs[0].name.startswith(f"{site.name}." if site.name else ""):
@@ -223,8 +231,9 @@ class Building:
         assert operation is not None
         inputs = _as_many(operation, inputs)
         settings, missing = operation.settled(told.attrs)
-        for name in missing:
-            self.notes[f"{told.op}: {name} was not recorded; {_shown(settings[name])}, its default, was taken"] = None
+        if missing and record.op is not None:
+            said = ", ".join(f"{name} {_shown(settings[name])}" for name in missing)
+            self.notes[f"{told.op}: not recorded, so that its defaults were taken: {said}"] = None
         at = OUTPUTS.get(record.site.port, 0)
         if at >= operation.outputs and not record.site.port.startswith("in."):
             raise NotReplayableError(f"{told.op} has no output {record.site.port}")
@@ -263,12 +272,20 @@ class Building:
             raise NotReplayableError("what it was computed from is not on record")
         for one in data:
             self._type(one)
-        said = [one for one in producers or () if one.phase == "weight"]
-        if said:
-            found = [(one.port, self._weights[one.name][one.port]) for one in said
-                     if one.port in self._weights.get(one.name, {})]  # fmt: skip
-            return list(data), found
-        return list(data), list(self._weights.get(site.name, {}).items())
+        return list(data), self.weights_of(record)
+
+    def weights_of(self, record: Record) -> list[tuple[str, Site]]:
+        """The weights that an operation reads, by port: those among its producers, else its module's own."""
+        said = [one for one in record.producers or () if one.phase == "weight"]
+        if not said:
+            return [] if record.site.port.startswith("in.") else list(self._weights.get(record.site.name, {}).items())
+        return [(one.port, self._weights[one.name][one.port]) for one in said
+                if one.port in self._weights.get(one.name, {})]  # fmt: skip
+
+    def chain(self, record: Record) -> list[Site]:
+        """The outputs that came before one, in order."""
+        return [site for site in self._before if site.sample == record.site.sample
+                and self._rank[site] < self._rank[record.site]]  # fmt: skip
 
     # ---- values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,21 @@ from ..dtypes import UNIT_ROUNDOFF
 from ..errors import FirstdriftError
 from ..sites import Site
 from ..traces import Array, Trace
-from .calls import Call, Step
+from .calls import Call, Step, reads
 from .cuts import Cut, Cuts, type_of
 from .interpreter import Interpreter, NotReplayableError
 
 Floats = NDArray[np.float64]
 MOST_ELEMENTS = 1 << 28  # of all tensors between what is read and what is made
-MANY_ROUNDINGS = 64.0  # that sums of any order may leave, in units of one; serial sums of float32 stay below it
+MANY_ROUNDINGS = 64.0  # that sums of any order may leave, in units of one
+SERIAL = 2.0  # times the square root of their terms, that sums from first to last may leave
+LONGEST = 1 << 16  # terms; no serial sum is believed to be longer
+APART = 0.05  # of its norm: no rounding explains that much
 FEW_ROUNDINGS = 4.0  # of short formats, which are summed up in longer ones, and of a stored update
 SHAKEN = 3  # times that inputs are shaken by one rounding each
 _SHORT = 2.0**-11  # the roundoff of float16: formats from there on are short
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+_SUMS = ("sum", "mean", "var", "norm", "softmax", "pool", "loss")
 
 
 def why_not(trace: Trace, step: Step, site: Site) -> str | None:
@@ -58,8 +63,12 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
         if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
             return "its calls give other numbers than were recorded where those are not finite"
         error = np.where(finite, np.abs(ours - theirs), 0.0)
+        if np.linalg.norm(error) > APART * np.linalg.norm(theirs[finite]):
+            return "its calls give other numbers than were recorded"
         update = site.phase == "weight_after"
-        roundings = MANY_ROUNDINGS if unit < _SHORT else FEW_ROUNDINGS
+        roundings = FEW_ROUNDINGS
+        if unit < _SHORT:
+            roundings = max(MANY_ROUNDINGS, SERIAL * sqrt(min(LONGEST, longest_sum(step, cut))))
         limit = (FEW_ROUNDINGS if update else roundings) * unit * np.where(finite, np.abs(ours), 0.0)
         if (error <= limit).all():
             return None
@@ -71,6 +80,25 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
         f"its calls give other numbers than were recorded: an error of {error.flat[worst]:.1e}, where noise explains "
         f"{limit.flat[worst]:.1e}"
     )
+
+
+def longest_sum(step: Step, cut: Cut) -> int:
+    """How many terms the longest sum among some calls has."""
+    longest = 1
+    for number in cut.nodes:
+        node = step.nodes[number]
+        if not isinstance(node, Call):
+            continue
+        name = node.op.split(".")[1]
+        read = [prod(one.shape) for ref in reads(node) if (one := type_of(step, ref)) is not None]
+        made = [max(1, prod(one.shape)) for one in node.results if one is not None]
+        if not read or not made:
+            continue
+        if name in _PRODUCTS and len(read) > 1:
+            longest = max(longest, isqrt(sorted(read)[-1] * sorted(read)[-2] // min(made)))
+        elif any(word in name for word in _SUMS):
+            longest = max(longest, max(read) // min(made))
+    return longest
 
 
 def _noise(trace: Trace, step: Step, cut: Cut, exact: Floats, unit: float, roundings: float, update: bool) -> Floats:

@@ -1,0 +1,200 @@
+"""Which operation of the library made a tensor that names none: the first that reproduces it on all its elements.
+
+Asked for one site at a time, where a doubt asks for it. What is tried, and in which order, follows from the shapes
+alone; the number of trials is bounded, so that the answer does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, permutations, product
+from math import prod
+
+import numpy as np
+
+from ..errors import FirstdriftError
+from ..records import Record
+from ..sites import Site
+from ..strict_json import Json
+from ..traces import Trace
+from .calls import Step
+from .interpreter import NotReplayableError
+from .library import LibraryProgram, Steps, Told, library_program
+from .op_table import ACTIVATIONS
+from .reproduction import why_not
+
+Sizes = tuple[int, ...]
+Trial = tuple[str, dict[str, Json]]
+MOST_TRIALS = 512
+EARLIER = 12  # tensors before the last one that a chain without recorded producers may have read
+MOST_AXES = 4  # that are tried in every order
+# Every eps in common use, the machine epsilons that are defaults among them.
+EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-7, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
+KERNELS = range(2, 8)
+DILATIONS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """An operation that was found by trying: not said by the run, and to be called inferred wherever it is used."""
+
+    site: Site
+    told: Told
+    trials: int
+
+    inferred = True
+
+    def program(self, trace: Trace) -> LibraryProgram | None:
+        """The trace's program with this operation in it."""
+        return library_program(trace, {self.site: self.told})
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{key}={item}" for key, item in self.told.attrs.items())
+        return f"{self.told.op}({said})" if said else self.told.op
+
+
+def fit(trace: Trace, site: Site) -> Fitted | None:
+    """The operation that made a forward tensor; None if nothing in the library reproduces it."""
+    if site not in trace or trace[site].at is None or site.phase != "fwd":
+        return None
+    try:
+        numbers = np.asarray(trace.array(site))
+    except FirstdriftError:
+        return None
+    if numbers.size < 2 or (numbers == numbers.flat[0]).all():
+        return None  # many operations give nothing but zeros
+    trials = 0
+    for reads, trial in islice(_trials(trace, trace[site]), MOST_TRIALS):
+        trials += 1
+        told = Told(*trial, reads)
+        if _holds(trace, trace[site], told):
+            return Fitted(site, told, trials)
+    return None
+
+
+def _holds(trace: Trace, record: Record, told: Told) -> bool:
+    building = Steps(trace, {}).building(record.site.step)
+    try:
+        weights = building.weights_of(record)
+        building.place(record, told, told.reads or (), weights)
+    except NotReplayableError:
+        return False
+    step = Step(record.site.step, tuple(building.nodes), (), building.sites)
+    return why_not(trace, step, record.site) is None
+
+
+def _trials(trace: Trace, record: Record) -> Iterator[tuple[tuple[Site, ...], Trial]]:
+    """What it may have read, with what may have been made of it."""
+    building = Steps(trace, {}).building(record.site.step)
+    weights = {port: trace[site].shape or () for port, site in building.weights_of(record)}
+    assert record.shape is not None
+    for reads in _reads(building.chain(record), record, building.sources, trace):
+        shapes = [trace[one].shape or () for one in reads]
+        tried = _of_several(shapes, record.shape) if len(reads) > 1 else _of_one(shapes[0], record.shape, weights)
+        yield from ((reads, trial) for trial in tried)
+
+
+def _reads(chain: Sequence[Site], record: Record, sources, trace: Trace) -> Iterator[tuple[Site, ...]]:  # type: ignore[no-untyped-def]
+    try:
+        found = tuple(sources(record)[0])
+    except NotReplayableError:
+        found = ()
+    if found:
+        yield found
+        if len(found) > 1:
+            yield found[:1]
+    if record.producers is not None or len(found) > 1:
+        return
+    before = [one for one in reversed(chain) if one != record.site][:EARLIER]
+    same = [one for one in before if prod(trace[one].shape or ()) == prod(record.shape or ())]
+    yield from ((same[0], one) for one in same[1:])
+    yield from ((one,) for one in before if (one,) != found)
+
+
+def _of_several(shapes: Sequence[Sizes], y: Sizes) -> Iterator[Trial]:
+    """Sums, products and joins."""
+    yield "Add", {}
+    yield "Mul", {}
+    if len(shapes) == 2:
+        yield from (("Sub", {}), ("Div", {}), ("MatMul", {}))
+    if len(shapes) >= 3:
+        yield from (("ScaledDotProductAttention", {"is_causal": causal}) for causal in (False, True))
+    yield from (
+        ("Concat", {"dim": axis}) for axis, n in enumerate(y) if sum(s[axis] for s in shapes if len(s) > axis) == n
+    )
+
+
+def _of_one(x: Sizes, y: Sizes, weights: Mapping[str, Sizes]) -> Iterator[Trial]:
+    weight = weights.get("weight") or weights.get("kernel")
+    if weight is not None:
+        yield from _with_weight(x, y, weight, weights)
+        return
+    if prod(x) == prod(y):
+        yield "Reshape", {}
+    if x == y:
+        yield from _functions(x)
+    yield from _moves(x, y)
+    yield from _pools(x, y)
+    if weights or x != y:
+        return
+    yield from _norms(x, None)
+
+
+def _with_weight(x: Sizes, y: Sizes, weight: Sizes, weights: Mapping[str, Sizes]) -> Iterator[Trial]:
+    if len(weight) == 2 and x:
+        yield from (("Linear", {}), ("MatMul", {}), ("Embedding", {}), ("Embedding", {"scale": weight[1] ** 0.5}))
+    if len(weight) == len(x) == len(y) > 2 and weight[1] and x[1] % weight[1] == 0:
+        yield from (("Conv", {"groups": x[1] // weight[1], "dilation": one}) for one in DILATIONS)
+    if x == y:
+        if "running_mean" in weights:
+            yield from (("BatchNorm", {"eps": eps, "training": own}) for own in (False, True) for eps in EPS)
+        yield from _norms(x, weight)
+        yield "PReLU", {}
+
+
+def _norms(x: Sizes, weight: Sizes | None) -> Iterator[Trial]:
+    if x and (weight is None or x[-len(weight) :] == weight):
+        yield from (("LayerNorm", {"eps": eps}) for eps in EPS)
+        yield from (("RMSNorm", {"eps": eps, "offset": more}) for more in (0.0, 1.0) for eps in EPS)
+    if len(x) > 1 and (weight is None or weight == x[1:2]):
+        yield from (("BatchNorm", {"eps": eps, "training": True}) for eps in EPS)
+        groups = [count for count in range(1, x[1] + 1) if x[1] % count == 0]
+        yield from (("GroupNorm", {"num_groups": count, "eps": eps}) for count in groups for eps in EPS[:3])
+
+
+def _functions(x: Sizes) -> Iterator[Trial]:
+    yield from ((name, {}) for name in ACTIVATIONS if name not in ("Identity", "Swish"))
+    yield from (("GELU", {"approximate": how}) for how in ("none", "tanh"))
+    yield from (("LeakyReLU", {"negative_slope": slope}) for slope in (0.01, 0.1, 0.2, 0.3))
+    yield from (("ELU", {}), ("Softplus", {}), ("Hardtanh", {}))
+    for axis in reversed(range(len(x))):
+        yield from ((name, {"dim": axis}) for name in ("Softmax", "LogSoftmax"))
+
+
+def _moves(x: Sizes, y: Sizes) -> Iterator[Trial]:
+    """The same numbers in another arrangement, some of them, or their mean."""
+    if prod(x) == prod(y) and 1 < len(x) <= MOST_AXES:
+        yield from (("Transpose", {"perm": list(axes)}) for axes in islice(permutations(range(len(x))), 1, None))
+    for axis, n in enumerate(x):
+        if (*x[:axis], *x[axis + 1 :]) == y and n:
+            yield from (("Select", {"dim": axis, "index": at}) for at in (n - 1, 0))
+            yield "Mean", {"dim": [axis]}
+        if len(x) == len(y) and (*x[:axis], *x[axis + 1 :]) == (*y[:axis], *y[axis + 1 :]) and 0 < y[axis] < n:
+            starts = dict.fromkeys([*range(0, n - y[axis] + 1, y[axis]), n - y[axis]])
+            yield from (("Slice", {"dim": axis, "start": at, "end": at + y[axis]}) for at in islice(starts, 16))
+
+
+def _pools(x: Sizes, y: Sizes) -> Iterator[Trial]:
+    if len(x) < 3 or x[:2] != y[:2] or x == y:
+        return
+    if len(y) == len(x):
+        yield from (("MaxPool", {}), ("AvgPool", {}))
+    yield from (("AdaptiveAvgPool1d", {}), ("AdaptiveMaxPool1d", {}))
+    for kernel, padding, ceil in product(KERNELS, range(4), (False, True)) if len(y) == len(x) else ():
+        for stride in range(1, kernel + 1):
+            if all((n + 2 * padding - kernel + (stride - 1 if ceil else 0)) // stride + 1 == m
+                   for n, m in zip(x[2:], y[2:], strict=True)) and 2 * padding <= kernel:  # fmt: skip
+                said: dict[str, Json] = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
+                yield "MaxPool", said
+                yield from (("AvgPool", {**said, "count_include_pad": c}) for c in (True, False)[: 1 + bool(padding)])
