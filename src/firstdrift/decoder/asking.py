@@ -10,7 +10,15 @@ from ..stages import STAGES, WHOLE_MODEL, SavePlan
 from .recording import BEFORE_ROPE, Selection
 from .settings import DecoderConfig
 
+WEIGHTS = "weights"
 _ID = re.compile(r"[0-9]{1,18}")
+
+
+def without_weights(stages: str) -> tuple[str, bool]:
+    """A list of stages without the word that asks for the weights that they read, and whether it was there."""
+    names = stages.split(",")
+    kept = [name for name in names if name.strip().lower() != WEIGHTS]
+    return ",".join(kept), len(kept) < len(names)
 
 
 def select(plan: SavePlan, config: DecoderConfig, *, everything: bool, before_rope: bool = False) -> Selection:

@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..bars import Bar, no_bar
 from .cache import Cache
@@ -23,6 +23,9 @@ class Engine(Protocol):
     def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
         """Logits `[batch, tokens, vocabulary]` of tokens that follow those of the calls before."""
 
+    def weight(self, name: str) -> Tensor | None:
+        """A weight by Hugging Face's name; None where the model has none of that name."""
+
 
 class DecoderEngine:
     """Our own decoder, with weights that are proven to have arrived."""
@@ -38,3 +41,15 @@ class DecoderEngine:
         self.model.taps = taps
         logits: Tensor = self.model(tokens, cache=self._cache)
         return logits
+
+    def weight(self, name: str) -> Tensor | None:
+        """A weight as it is used."""
+        return weight_of(self.model, name)
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor | None:
+    """A model's parameter by its name."""
+    try:
+        return model.get_parameter(name).detach()
+    except AttributeError:
+        return None

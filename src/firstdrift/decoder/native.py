@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ..store.writer import Writer
 from ..strict_json import Json
 from .recording import BEFORE_ROPE, Selection
 from .settings import DecoderConfig
+from .stage_operations import operation_of
 
 Stage = tuple[str, int]
 SOURCES = {
@@ -28,13 +29,15 @@ SOURCES = {
 RANK = {stage: 2 * rank for stage, rank in EXECUTION_RANK.items()}
 RANK |= {before: RANK[after] - 1 for after, before in BEFORE_ROPE.items()}
 RANKS = 128  # more than that, so that a layer's orders do not reach the next one's
+CACHED = {"attn_scores": "k_post_rope", "attention": "qkv_bias"}  # what a stage reads of all steps so far
+Weight = Callable[[str], Any]  # a model's tensor by its name; None where it has none of that name
 
 
 class NativeTrace:
     """Records a run as a trace.
 
     Each stage goes to disk as it is seen: a copy for a background queue costs more than the write, and the model's
-    threads want every core.
+    threads want every core. With `weight`, what recorded stages read of the model's weights is recorded, too, once.
     """
 
     def __init__(
@@ -44,17 +47,22 @@ class NativeTrace:
         selection: Selection,
         header: Mapping[str, Json],
         overwrite: bool,
+        weight: Weight | None = None,
     ) -> None:
         self._config = config
         self._selection = selection
         self._step = 0
+        self._position = self._fed = 0  # of the first token of this step, and tokens so far
+        self._weight = weight
+        self._weights: dict[str, Site] = {}
         self._directory = directory
         self._was_there = directory.exists()
         self._writer = Writer(directory, overwrite=overwrite, **header)
 
     def begin(self, step: int, tokens: Sequence[int]) -> None:
         """Record what is fed."""
-        self._step = step
+        self._step, self._position = step, self._fed
+        self._fed += len(tokens)
         self._writer.put("input", "input", np.array([tokens], np.int64), port="tokens", step=step)
 
     def see(self, stage: str, layer: int, tensor: Any) -> None:
@@ -63,15 +71,41 @@ class NativeTrace:
         details: dict[str, Any] = {} if whole else {"layer": layer}
         if stage in PRODUCERS:
             details["stage"] = stage
+        made_by = operation_of(stage, layer, self._config, self._position)
+        attrs = dict(made_by.attrs)
         if stage in INDEX_PAYLOAD:
             tensor = as_array(tensor, stage).astype(np.float32)  # as the stage is defined: ids stored as float32
-            details["attrs"] = {"index": True}
-        made_of = producers(stage, layer, self._selection, self._config)
+            attrs["index"] = True
+        order = (self._config.num_hidden_layers if whole else layer) * RANKS + RANK[stage]
+        weights = [site for name in made_by.weights if (site := self._recorded(name, order)) is not None]
         self._writer.put(
-            site_name(stage, layer), "fwd", tensor, step=self._step,
-            order=(self._config.num_hidden_layers if whole else layer) * RANKS + RANK[stage],
-            producers=[Site(self._step, "fwd", site_name(*one), "out") for one in made_of], **details,
+            site_name(stage, layer), "fwd", tensor, step=self._step, order=order, op=made_by.op, attrs=attrs or None,
+            producers=[*self._producers(stage, layer), *weights], **details,
         )  # fmt: skip
+
+    def _producers(self, stage: str, layer: int) -> Iterator[Site]:
+        if stage == "embedding":
+            yield Site(self._step, "input", "input", "tokens")
+        for one in producers(stage, layer, self._selection, self._config):
+            earlier = range(self._step) if CACHED.get(stage) == one[0] else ()
+            yield from (Site(step, "fwd", site_name(*one), "out") for step in (*earlier, self._step))
+
+    def _recorded(self, name: str, order: int) -> Site | None:
+        """A weight's site; where weights are recorded, it is written when the first stage needs it."""
+        if self._weight is None:
+            return None
+        tied = name == "lm_head.weight" and self._config.tie_word_embeddings
+        stored = "model.embed_tokens.weight" if tied else name
+        if stored not in self._weights:
+            tensor = self._weight(stored)
+            if tensor is None:
+                return None
+            module, _, port = stored.rpartition(".")
+            own = stored == "model.embed_tokens.weight" and self._config.tie_word_embeddings
+            aliases = ["lm_head.weight"] if own else None
+            self._writer.put(module, "weight", tensor, port=port, step=self._step, order=order, aliases=aliases)
+            self._weights[stored] = Site(self._step, "weight", module, port)
+        return self._weights[stored]
 
     def close(self) -> None:
         """End the trace."""

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bars import Bar, no_bar
 from ..errors import CaptureError, FirstdriftError
 from ..stages import SavePlan
 from ..store.directory import exists, is_trace
 from ..strict_json import Json
-from .asking import check_length, check_tokens, parse_tokens, select
+from .asking import WEIGHTS, check_length, check_tokens, parse_tokens, select, without_weights
 from .config import config_of
 from .config_json import to_config
 from .native import NativeTrace
 from .recording import Selection, StageFiles, refuse_trace
 from .settings import DecoderConfig
 from .tokenizing import ModelTokenizer, tokenizer_of
+
+if TYPE_CHECKING:  # it needs PyTorch
+    from .engines import Engine
 
 SCHEMA = "firstdrift-trace-v1"
 PROMPT = "What is 2+2?"  # asked when nothing else is
@@ -43,6 +46,7 @@ class Asked:
     prompt: tuple[int, ...]
     steps: int
     teacher: tuple[int, ...]
+    weights: bool = False  # whether what the stages read of the model's weights is recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ def prepare(
     `how` is the engine (`decoder` or `transformers`), the format (`aprt` or `trace`), the dtype, and whether a trace
     may be overwritten (`force`).
     """
+    stages, weights = without_weights(stages)
+    if weights and how["format"] == "aprt":
+        raise CaptureError(f"stage files hold no weights; use --format trace, or leave {WEIGHTS!r} out")
     plan = SavePlan.from_cli(stages, layers, directory)
     given = parse_tokens(teacher, "--teacher") if teacher is not None else []
     if generate is not None and given and generate != len(given):
@@ -119,7 +126,7 @@ def prepare(
     check_length(len(ids), steps, config)
     return Asked(
         model, plan=plan, config=config, selection=selection, tokenizer=tokenizer, prompt=tuple(ids), steps=steps,
-        teacher=tuple(given), **how,
+        teacher=tuple(given), weights=weights, **how,
     )  # fmt: skip
 
 
@@ -135,7 +142,7 @@ def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Tra
     engine = _engine(asked, loading)  # before anything is written: an old trace is replaced by one that can be made
     from .running import run  # which needs PyTorch, as the engine does
 
-    target = _target(asked)
+    target = _target(asked, engine)
     try:
         with recording("stages", asked.selection.count * asked.steps) as advance:
             chosen = run(
@@ -149,10 +156,11 @@ def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Tra
     return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, target)))
 
 
-def _target(asked: Asked) -> NativeTrace | StageFiles:
+def _target(asked: Asked, engine: Engine) -> NativeTrace | StageFiles:
     if asked.format == "aprt":
         return StageFiles(asked.plan.directory, asked.steps)
-    return NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force)
+    weight = engine.weight if asked.weights else None
+    return NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force, weight)
 
 
 def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:

@@ -6,6 +6,7 @@ keys, scores and weights are seen where it hands them to its attention function.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -22,11 +23,13 @@ from ..checkpoints.hf_directory import CONFIG
 from ..checkpoints.opening import open_checkpoint
 from ..errors import CaptureError, FirstdriftError, WeightsError
 from .config_json import FAMILIES, to_config
+from .engines import weight_of
 from .loading import refuse_missing_layers
 from .settings import DecoderConfig
 from .taps import OFF, Taps
 
 OLDEST = 5
+_EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 ATTENTION = "firstdrift"  # under this name our attention function is registered with the library
 
 
@@ -65,6 +68,18 @@ class TransformersEngine:
             ) from error
         taps("lm_head", self._config.num_hidden_layers, logits)
         return logits
+
+    def weight(self, name: str) -> Tensor | None:
+        """A weight as it is used; those of experts are parts of one tensor here."""
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            return weight_of(self.model, name)
+        module, number, part = expert.groups()
+        together = weight_of(self.model, f"{module}.{'down_proj' if part == 'down' else 'gate_up_proj'}")
+        if together is None or together.dim() != 3:
+            return None
+        own = together[int(number)]
+        return own if part == "down" else own.chunk(2)[part == "up"].contiguous()
 
 
 def transformers_library() -> Any:
