@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..dtypes import ML_NAMES, NUMPY_NAMES
-from ..strict_json import Json
-from .calls import Call, Ref, Type
-from .interpreter import NotReplayableError, operation
-from .op_facts import results_of, written_by
+from ...dtypes import ML_NAMES, NUMPY_NAMES
+from ...strict_json import Json
+from ..calls import Call, Ref, Type
+from ..interpreter import NotReplayableError, operation
+from ..op_facts import results_of, written_by
 
 MOST_CALLS = 20_000  # of one operation
 MOST_RESULT = 1 << 31  # elements of one result

@@ -13,15 +13,16 @@ from math import prod
 
 import numpy as np
 
-from ..errors import FirstdriftError
-from ..records import Record
-from ..sites import Site
-from ..strict_json import Json
-from ..traces import Trace
-from .calls import Step
-from .interpreter import NotReplayableError
-from .library import LibraryProgram, Steps, Told, library_program
-from .op_table import ACTIVATIONS
+from ...errors import FirstdriftError
+from ...records import Record
+from ...sites import Site
+from ...strict_json import Json
+from ...traces import Trace
+from ..calls import Step
+from ..interpreter import NotReplayableError
+from ..library import LibraryProgram, Steps, library_program
+from ..operations.function_formulas import ACTIVATIONS
+from .library_forward import Building, Told
 from .reproduction import why_not
 
 Sizes = tuple[int, ...]
@@ -64,9 +65,8 @@ def fit(trace: Trace, site: Site) -> Fitted | None:
         return None
     if numbers.size < 2 or (numbers == numbers.flat[0]).all():
         return None  # many operations give nothing but zeros
-    trials = 0
-    for reads, trial in islice(_trials(trace, trace[site]), MOST_TRIALS):
-        trials += 1
+    tried = islice(_trials(trace, trace[site]), MOST_TRIALS)
+    for trials, (reads, trial) in enumerate(tried, 1):
         told = Told(*trial, reads)
         if _holds(trace, trace[site], told):
             return Fitted(site, told, trials)
@@ -74,10 +74,9 @@ def fit(trace: Trace, site: Site) -> Fitted | None:
 
 
 def _holds(trace: Trace, record: Record, told: Told) -> bool:
-    building = Steps(trace, {}).building(record.site.step)
+    building = Steps(trace).building(record.site.step)
     try:
-        weights = building.weights_of(record)
-        building.place(record, told, told.reads or (), weights)
+        building.place(record, told, told.reads or (), building.weights_of(record))
     except NotReplayableError:
         return False
     step = Step(record.site.step, tuple(building.nodes), (), building.sites)
@@ -86,28 +85,29 @@ def _holds(trace: Trace, record: Record, told: Told) -> bool:
 
 def _trials(trace: Trace, record: Record) -> Iterator[tuple[tuple[Site, ...], Trial]]:
     """What it may have read, with what may have been made of it."""
-    building = Steps(trace, {}).building(record.site.step)
+    building = Steps(trace).building(record.site.step)
     weights = {port: trace[site].shape or () for port, site in building.weights_of(record)}
     assert record.shape is not None
-    for reads in _reads(building.chain(record), record, building.sources, trace):
+    for reads in _reads(building, record):
         shapes = [trace[one].shape or () for one in reads]
         tried = _of_several(shapes, record.shape) if len(reads) > 1 else _of_one(shapes[0], record.shape, weights)
         yield from ((reads, trial) for trial in tried)
 
 
-def _reads(chain: Sequence[Site], record: Record, sources, trace: Trace) -> Iterator[tuple[Site, ...]]:  # type: ignore[no-untyped-def]
+def _reads(building: Building, record: Record) -> Iterator[tuple[Site, ...]]:
+    """What is on record, then, in a chain, the last tensor with one before it, and each of those alone."""
     try:
-        found = tuple(sources(record)[0])
+        found = tuple(building.reads(record))
     except NotReplayableError:
         found = ()
     if found:
         yield found
-        if len(found) > 1:
-            yield found[:1]
+    if len(found) > 1:
+        yield found[:1]
     if record.producers is not None or len(found) > 1:
         return
-    before = [one for one in reversed(chain) if one != record.site][:EARLIER]
-    same = [one for one in before if prod(trace[one].shape or ()) == prod(record.shape or ())]
+    before = building.chain(record)[::-1][:EARLIER]
+    same = [one for one in before if prod(building.type(one).shape) == prod(record.shape or ())]
     yield from ((same[0], one) for one in same[1:])
     yield from ((one,) for one in before if (one,) != found)
 

@@ -1,0 +1,1 @@
+"""The library of operations: what names and settings mean, as formulas."""

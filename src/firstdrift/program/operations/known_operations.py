@@ -1,0 +1,35 @@
+"""All entries of the library, and which of them a name means."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from . import (
+    attention_formulas,
+    function_formulas,
+    move_formulas,
+    norm_formulas,
+    product_formulas,
+    step_formulas,
+)  # fmt: skip
+from .op_table import Operation
+
+OPERATIONS: tuple[Operation, ...] = (
+    *product_formulas.ENTRIES, *norm_formulas.ENTRIES, *function_formulas.ENTRIES, *move_formulas.ENTRIES,
+    *attention_formulas.ENTRIES, *step_formulas.ENTRIES,
+)  # fmt: skip
+_IGNORED = frozenset({"torch", "nn", "functional", "aten", "default", "tensor", "jax", "lax", "flax", "linen", "onnx"})
+_LEAST = 4  # letters of a name that may end a longer one, such as LlamaRMSNorm
+
+
+@cache
+def named(op: str) -> Operation | None:
+    """The entry of a name: the name itself, or the longest that ends it."""
+    parts = [part for part in re.split(r"[.:/]", op) if part.lower() not in _IGNORED]
+    plain = re.sub(r"[^a-z0-9]", "", parts[-1].lower()) if parts else ""
+    names = {name.lower(): operation for operation in OPERATIONS for name in operation.names}
+    if plain in names:
+        return names[plain]
+    ends = [name for name in names if len(name) >= _LEAST and plain.endswith(name)]
+    return names[max(ends, key=len)] if ends else None

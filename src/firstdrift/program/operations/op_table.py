@@ -1,0 +1,216 @@
+"""What an entry of the library is: an operation's names, its settings, and what it computes as a function of torch.
+
+An entry is a formula. Its calls, and those of its derivative, are found out from it (`call_templates`), so that nothing
+is written twice. Nothing here is believed because it stands here: a call counts where it reproduces what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...records import NOTHING
+from ...strict_json import Json
+from ..building.call_templates import DTYPES
+from ..interpreter import NotReplayableError
+
+Tensors = Sequence[Tensor]
+Weights = Mapping[str, list[Tensor]]  # by port; several where several modules' weights are read
+Formula = Callable[[Tensors, Weights, Any], Tensor]
+
+
+class _Required:
+    """The default of a setting that is never guessed."""
+
+
+REQUIRED = _Required()
+BY_SHAPE = None  # the default of a setting that the shapes tell, or that is only there where it was recorded
+
+
+_NEUTRAL = (REQUIRED, BY_SHAPE, 0.0, 1.0, "zeros", "NOTSET", "default")  # defaults that nobody chose
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting by its names, the first of which is ours; `default` is the documented one of the operation."""
+
+    names: tuple[str, ...]
+    kind: str  # number, whole, sizes, flag, word, numbers, padding
+    default: Any
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether engines differ in what they take where nothing is said: an eps, a slope, no factor of 1."""
+        return self.kind in ("number", "numbers", "word") and self.default not in _NEUTRAL
+
+    def read(self, attrs: Mapping[str, Json]) -> Any:
+        """Its value; what cannot be meant is refused."""
+        name = next((one for one in self.names if attrs.get(one) is not None), None)
+        if name is None:
+            if self.default is REQUIRED:
+                raise NotReplayableError(f"{self.names[0]} was not recorded")
+            return self.default
+        value = _KINDS[self.kind](attrs[name])
+        if value is None:
+            raise NotReplayableError(f"{name} is {attrs[name]!r}, which is no {_WORDS[self.kind]}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An entry of the table: its names, its settings, its formula.
+
+    `inputs` is how many tensors it reads: 0 for any number, -1 for two or more.
+    """
+
+    names: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    inputs: int
+    formula: Formula
+    ports: tuple[str, ...] = ()  # of the weights that it cannot do without
+    outputs: int = 1
+
+    def settled(self, attrs: Mapping[str, Json]) -> tuple[dict[str, Any], list[str]]:
+        """Its settings, and the names of those that were not recorded and have a default that somebody chose."""
+        found = {one.names[0]: one.read(attrs) for one in self.settings}
+        missing = [
+            one.names[0] for one in self.settings
+            if one.is_choice and not any(attrs.get(name) is not None for name in one.names)
+        ]  # fmt: skip
+        return found, missing
+
+    def function(
+        self,
+        settings: Mapping[str, Any],
+        inputs: int,
+        ports: Sequence[str],
+        shape: tuple[int, ...],
+        dtype: str,
+        at: int | str,
+    ) -> Callable[[Sequence[Tensor]], Tensor]:
+        """The formula of inputs and weights in a row, brought to the shape and dtype that were recorded."""
+
+        def compute(given: Sequence[Tensor]) -> Tensor:
+            given = _alike(given)
+            weights: dict[str, list[Tensor]] = {}
+            for port, one in zip(ports, given[inputs:], strict=True):
+                weights.setdefault(PORTS.get(port, port), []).append(one)
+            for port in self.ports:
+                if port not in weights:
+                    raise NotReplayableError(f"no {port} of it was recorded")
+            said = SimpleNamespace(**settings, shape=shape, at=at, kernel="kernel" in ports)
+            made = self.formula(given[:inputs], weights, said)
+            if prod(made.shape) != prod(shape):
+                raise NotReplayableError(f"it would give {list(made.shape)}, and {list(shape)} was recorded")
+            made = made if tuple(made.shape) == shape else made.reshape(shape)
+            return made if made.dtype == DTYPES[dtype] else made.to(DTYPES[dtype])
+
+        return compute
+
+
+# What other engines call the weights of a module.
+PORTS = {
+    "W": "weight", "kernel": "weight", "gamma": "weight", "scale": "weight", "embedding": "weight", "B": "bias",
+    "beta": "bias", "mean": "running_mean", "var": "running_var", "moving_mean": "running_mean",
+    "moving_variance": "running_var", "input_mean": "running_mean", "input_var": "running_var",
+}  # fmt: skip
+
+
+def entry(
+    table: list[Operation],
+    *names: str,
+    inputs: int = 1,
+    ports: Sequence[str] = (),
+    outputs: int = 1,
+    like: Mapping[str, tuple[Any, ...]] = NOTHING,
+    **settings: tuple[Any, ...],
+) -> Callable[[Formula], Formula]:
+    """Enter a formula; a setting is given as its kind, default and further names, `like` are some that are shared."""
+
+    def add(formula: Formula) -> Formula:
+        told = tuple(
+            Setting((name, *more), kind, default) for name, (kind, default, *more) in {**like, **settings}.items()
+        )
+        table.append(Operation(names, told, inputs, formula, tuple(ports), outputs))
+        return formula
+
+    return add
+
+
+def _number(said: Json) -> float | None:
+    return float(said) if type(said) in (int, float) and isfinite(said) else None
+
+
+def _whole(said: Json) -> int | None:
+    return said if type(said) is int and abs(said) < 1 << 40 else None
+
+
+def _sizes(said: Json) -> tuple[int, ...] | None:
+    items = said if isinstance(said, list | tuple) else [said]
+    found = tuple(one for one in items if type(one) is int and abs(one) < 1 << 40)
+    return found if len(found) == len(items) <= 64 else None
+
+
+def _numbers(said: Json) -> tuple[float, ...] | None:
+    found = tuple(map(_number, said)) if isinstance(said, list | tuple) else (None,)
+    return None if None in found else found  # type: ignore[return-value]
+
+
+_KINDS: Mapping[str, Callable[[Json], Any]] = {
+    "number": _number,
+    "whole": _whole,
+    "sizes": _sizes,
+    "numbers": _numbers,
+    "flag": lambda said: bool(said) if said in (0, 1, True, False) else None,
+    "word": lambda said: said if isinstance(said, str) else None,
+    "padding": lambda said: said if isinstance(said, str) else _sizes(said),
+}
+_WORDS = {
+    "number": "finite number", "whole": "whole number", "sizes": "size or list of sizes", "numbers": "list of numbers",
+    "flag": "true or false", "word": "word", "padding": "size, list of sizes or word",
+}  # fmt: skip
+
+
+def _alike(given: Sequence[Tensor]) -> list[Tensor]:
+    """Floats of several dtypes in the widest of them, as an engine has to bring them together, too."""
+    kinds = {one.dtype for one in given if one.is_floating_point()}
+    if len(kinds) < 2:
+        return list(given)
+    widest = max(kinds, key=lambda kind: torch.finfo(kind).bits)
+    return [one.to(widest) if one.is_floating_point() else one for one in given]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What norms and softmax are computed in: float32 where a model's dtype is narrower."""
+    return dtype if torch.finfo(dtype).bits >= 32 else torch.float32
+
+
+def one(weights: Weights, port: str) -> Tensor | None:
+    """A weight, or several that were recorded apart and are used as one."""
+    found = weights.get(port)
+    return None if not found else found[0] if len(found) == 1 else torch.cat(found)
+
+
+def needed(weights: Weights, port: str = "weight") -> Tensor:
+    found = one(weights, port)
+    if found is None:
+        raise NotReplayableError(f"no {port} of it was recorded")
+    return found
+
+
+def each(sizes: tuple[int, ...], axes: int) -> list[int]:
+    return list(sizes) * axes if len(sizes) == 1 else list(sizes)
+
+
+def plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if not cap else torch.tanh(x / cap) * cap
