@@ -20,7 +20,13 @@ LISTED = 40  # files shown; --json has all of them
 
 @click.command("trace", short_help="Run a language model's checkpoint, and save what its stages compute.")
 @click.argument("model", metavar="MODEL")
-@click.option("--save-tensor", "stages", required=True, metavar="STAGES", help="Stages by commas, or all.")
+@click.option(
+    "--save-tensor",
+    "stages",
+    required=True,
+    metavar="STAGES",
+    help="Stages by commas, or all; with `weights` what they read.",
+)
 @click.option(
     "--save-tensor-dir", "--output", "directory", metavar="DIR", help="Where they go. [default: MODEL's name, -trace]"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,10 @@ class _Recorder(TorchDispatchMode):
         _, facts = operation(str(func))
         said, named = self._encoded(args), {key: self._encoded(item) for key, item in kwargs.items()}
         made = func(*args, **kwargs)
-        results = results_of(made, written_by(facts, args, kwargs))
+        written = written_by(facts, args, kwargs)
+        for one in written:
+            self._forget_around(one)
+        results = results_of(made, written)
         number = self.first + len(self.calls)
         for at, result in enumerate(results):
             if result.numel() > MOST_RESULT:
@@ -134,6 +137,12 @@ class _Recorder(TorchDispatchMode):
         named.pop("pin_memory", None)
         self.calls.append(Call(str(func), said, named, tuple(_type(one) for one in results)))
         return made
+
+    def _forget_around(self, part: torch.Tensor) -> None:
+        """What a part is written to is no longer what a call made: who reads it is refused."""
+        own = _key(part)
+        for key in [key for key in self._refs if key[0] == own[0] and prod(key[2]) > prod(own[2])]:
+            del self._refs[key]
 
     def _encoded(self, item: Any) -> Any:
         if isinstance(item, torch.Tensor):

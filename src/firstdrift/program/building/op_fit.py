@@ -33,6 +33,8 @@ MOST_AXES = 4  # that are tried in every order
 # Every eps in common use, the machine epsilons that are defaults among them.
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-7, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
 KERNELS = range(2, 8)
+MOST_GROUPS = 4096
+MOST_STARTS = 16
 DILATIONS = (1, 2, 4, 8)
 
 
@@ -159,7 +161,7 @@ def _norms(x: Sizes, weight: Sizes | None) -> Iterator[Trial]:
         yield from (("RMSNorm", {"eps": eps, "offset": more}) for more in (0.0, 1.0) for eps in EPS)
     if len(x) > 1 and (weight is None or weight == x[1:2]):
         yield from (("BatchNorm", {"eps": eps, "training": True}) for eps in EPS)
-        groups = [count for count in range(1, x[1] + 1) if x[1] % count == 0]
+        groups = [count for count in range(1, min(x[1], MOST_GROUPS) + 1) if x[1] % count == 0]
         yield from (("GroupNorm", {"num_groups": count, "eps": eps}) for count in groups for eps in EPS[:3])
 
 
@@ -181,8 +183,8 @@ def _moves(x: Sizes, y: Sizes) -> Iterator[Trial]:
             yield from (("Select", {"dim": axis, "index": at}) for at in (n - 1, 0))
             yield "Mean", {"dim": [axis]}
         if len(x) == len(y) and (*x[:axis], *x[axis + 1 :]) == (*y[:axis], *y[axis + 1 :]) and 0 < y[axis] < n:
-            starts = dict.fromkeys([*range(0, n - y[axis] + 1, y[axis]), n - y[axis]])
-            yield from (("Slice", {"dim": axis, "start": at, "end": at + y[axis]}) for at in islice(starts, 16))
+            starts = dict.fromkeys([*range(0, n - y[axis] + 1, y[axis])[:MOST_STARTS], n - y[axis]])
+            yield from (("Slice", {"dim": axis, "start": at, "end": at + y[axis]}) for at in starts)
 
 
 def _pools(x: Sizes, y: Sizes) -> Iterator[Trial]:

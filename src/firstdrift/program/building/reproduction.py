@@ -22,6 +22,7 @@ SERIAL = 2.0  # times the square root of their terms, that sums from first to la
 LONGEST = 1 << 16  # terms; no serial sum is believed to be longer
 APART = 0.05  # of its norm: no rounding of a forward tensor explains that much
 FEW_ROUNDINGS = 4.0  # of short formats, which are summed up in longer ones, and of a stored update
+CANCELLED = 16.0  # roundings of the usual size that gradients leave where they cancel
 SHAKEN = 3  # times that inputs are shaken by one rounding each
 _SHORT = 2.0**-11  # the roundoff of float16: formats from there on are short
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
@@ -69,7 +70,10 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
         roundings = FEW_ROUNDINGS
         if unit < _SHORT:
             roundings = max(MANY_ROUNDINGS, SERIAL * sqrt(min(LONGEST, longest_sum(step, cut))))
-        limit = (FEW_ROUNDINGS if update else roundings) * unit * np.where(finite, np.abs(ours), 0.0)
+        sizes = np.where(finite, np.abs(ours), 0.0)
+        limit = (FEW_ROUNDINGS if update else roundings) * unit * sizes
+        if not update:  # what cancels to nothing leaves roundings of what it was made of
+            limit = limit + (1 if site.phase == "fwd" else CANCELLED) * unit * np.sqrt(np.mean(np.square(sizes)))
         if (error <= limit).all():
             return None
         limit = limit + _noise(trace, step, cut, ours, unit, roundings, update)

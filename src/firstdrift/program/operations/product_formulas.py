@@ -16,6 +16,7 @@ from ..interpreter import NotReplayableError
 from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, capped, each, entry, needed, one, plus
 
 ENTRIES: list[Operation] = []
+MOST_STRIDE = 1024  # that is looked for where none was recorded
 
 
 @entry(
@@ -81,9 +82,7 @@ def _conv(x: Tensors, w: Weights, s: Any) -> Tensor:
     stride, before, behind = _window(x[0].shape[2:], s.shape[2:], reach, s.stride, s.padding, s.auto_pad)
     padded, inside = x[0], before
     if before != behind or s.padding_mode != "zeros":
-        sides = [side for pair in zip(reversed(before), reversed(behind), strict=True) for side in pair]
-        mode = "constant" if s.padding_mode == "zeros" else s.padding_mode
-        padded, inside = functional.pad(x[0], sides, mode), [0] * axes
+        padded, inside = _padded(x[0], before, behind, s.padding_mode), [0] * axes
     return torch.convolution(padded, weight, bias, stride, inside, dilation, False, [0] * axes, s.groups)
 
 
@@ -100,6 +99,17 @@ def _conv_transposed(x: Tensors, w: Weights, s: Any) -> Tensor:
             raise NotReplayableError(f"padding is {padding}, another one behind than before")
         padding = padding[:axes]
     return torch.convolution(x[0], weight, one(w, "bias"), stride, padding, dilation, True, more, s.groups)
+
+
+def _padded(x: Tensor, before: Sequence[int], behind: Sequence[int], mode: str) -> Tensor:
+    """A tensor with a border, of zeros or of copies."""
+    if mode != "circular":
+        sides = [side for pair in zip(reversed(before), reversed(behind), strict=True) for side in pair]
+        return functional.pad(x, sides, "constant" if mode == "zeros" else mode)
+    for axis, (first, last) in enumerate(zip(before, behind, strict=True), 2):
+        size = x.shape[axis]
+        x = torch.cat((x.narrow(axis, size - first, first), x, x.narrow(axis, 0, last)), axis)
+    return x
 
 
 def _window(
@@ -121,7 +131,7 @@ def _window(
 
 def _solved(size: int, found: int, reach: int, stride: int | None) -> tuple[int, int, int]:
     """The stride and the least padding that make this size; one that is odd has its larger half behind."""
-    for step in [stride] if stride is not None else [1, *range(2, max(2, size // max(1, found) + 2))]:
+    for step in [stride] if stride is not None else [1, *range(2, min(MOST_STRIDE, size // max(1, found) + 2))]:
         if step < 1:
             break
         total = max(0, (found - 1) * step + reach - size)
@@ -138,13 +148,15 @@ def _recurrent(kind: str) -> None:
     )  # fmt: skip
     def network(x: Tensors, w: Weights, s: Any) -> Tensor:
         """From no state, or from those given behind the sequence; `at` chooses output, last state or last cell."""
+        if s.proj_size:
+            raise NotReplayableError("projections of recurrent networks are not in the library")
+        if f"weight_ih_l{s.num_layers - 1}" not in w:
+            raise NotReplayableError(f"num_layers is {s.num_layers}, and there are no weights of the last of them")
         ways = 2 if s.bidirectional else 1
         ends = [f"_l{layer}{way}" for layer in range(s.num_layers) for way in ("", "_reverse")[:ways]]
         biased = "bias_ih_l0" in w
         parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if biased else 2]
         flat = [needed(w, part + end) for end in ends for part in parts]
-        if s.proj_size:
-            raise NotReplayableError("projections of recurrent networks are not in the library")
         batch = x[0].shape[0 if s.batch_first else 1]
         none = x[0].new_zeros(s.num_layers * ways, batch, s.hidden_size)
         how = (flat, biased, s.num_layers, 0.0, False, s.bidirectional, s.batch_first)
