@@ -1,4 +1,5 @@
-"""Writes the reference pages: docs/cli.md from `--help`, docs/python.md from docstrings.
+"""Writes the reference pages: docs/cli.md from `--help`, docs/python.md from docstrings, docs/operations.md from the
+library of operations.
 
 python docs/generate.py            write them
 python docs/generate.py --check    say which are out of date, and exit with 1 if any is
@@ -17,6 +18,8 @@ import click
 
 import firstdrift
 from firstdrift.cli.main import COMMANDS, cli
+from firstdrift.program.operations.known_operations import OPERATIONS
+from firstdrift.program.operations.op_table import BY_SHAPE, REQUIRED, Operation, Setting
 
 DOCS = Path(__file__).parent
 HOW = "python docs/generate.py"
@@ -39,6 +42,31 @@ Results go to standard output and errors, one sentence each, to standard error. 
 JSON object whose `schema` names its form; non-finite numbers in it are the strings `nan`, `inf` and `-inf`.
 """
 
+OPERATIONS_HEAD = f"""\
+# The library of operations
+
+Generated from the table by `{HOW}`; edit `src/firstdrift/program/operations/`, not this page.
+
+A trace without a [program](trace-format.md#the-program) gets one from here: `op` and `attrs` of a line, and the shapes,
+give the calls that made its tensor, forward and backward. What to write so that an engine can be replayed:
+
+- the operation: `op` on the line of its output, a name below in any case. What stands before it (`LlamaRMSNorm`) or
+  around it (`torch.nn.`, `aten.`) is ignored;
+- its settings: `attrs`, those that are needed and those that are not the default;
+- what it reads: `in.0`, `in.1` of the same name, or `from`, in the order in which it takes them. With neither, lines are
+  read as a chain;
+- its weights: lines of phase `weight` under its name, ports `weight`, `bias`, `running_mean` and so on; or any weights
+  among `from`;
+- the optimizer: `optimizer` in trace.json, its `name`, `lr` and settings; its state as lines of phase `optim`;
+- the loss: `op` on its line, and `from` with what it reads and then the target.
+
+Nothing here is believed for being said: a call counts only where it makes the reference's recorded tensor from the
+reference's recorded inputs, to noise, and a site whose call does not is a site without one. A setting that was not
+recorded has the default that stands in brackets, and the program says so; where none stands, the shapes tell it, or
+the operation goes without. A setting that is needed is never guessed. Where a line has no `op`, operations can be tried
+for one tensor, at most 512 in a fixed order; what is found so is called inferred.
+"""
+
 PYTHON_HEAD = f"""\
 # Python
 
@@ -51,7 +79,31 @@ The same from a shell: [cli.md](cli.md). What a trace is: [trace-format.md](trac
 
 def pages() -> dict[Path, str]:
     """The generated pages and what they should say."""
-    return {DOCS / "cli.md": cli_page(), DOCS / "python.md": python_page()}
+    return {
+        DOCS / "cli.md": cli_page(),
+        DOCS / "python.md": python_page(),
+        DOCS / "operations.md": operations_page(),
+    }
+
+
+def operations_page() -> str:
+    """The table of the library."""
+    rows = ["| operation | reads | settings |", "|---|---|---|", *map(_operation, OPERATIONS), ""]
+    return "\n".join([OPERATIONS_HEAD, *rows])
+
+
+def _operation(one: Operation) -> str:
+    reads = {0: "1 or more", -1: "2 or more"}.get(one.inputs, str(one.inputs))
+    ports = f", {', '.join(f'`{port}`' for port in one.ports)}" if one.ports else ""
+    settings = ", ".join(_setting(setting) for setting in one.settings)
+    return f"| {', '.join(f'`{name}`' for name in one.names)} | {reads}{ports} | {settings} |"
+
+
+def _setting(one: Setting) -> str:
+    names = "`, `".join(one.names)
+    value = list(one.default) if isinstance(one.default, tuple) else one.default
+    default = " (needed)" if one.default is REQUIRED else "" if one.default is BY_SHAPE else f" ({value})"
+    return f"`{names}`{default}"
 
 
 def cli_page() -> str:
