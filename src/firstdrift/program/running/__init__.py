@@ -1,0 +1,1 @@
+"""What the interpreter runs calls with: dtypes, arguments, given tensors, noise."""

@@ -1,0 +1,71 @@
+"""Leaves and sites of a trace as tensors, lying in memory as they did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
+from ...errors import FirstdriftError
+from ...sites import Site
+from ...strict_json import NON_FINITE
+from ...traces import Array, Trace
+from ..calls import Bytes, Earlier, Inline, Leaf, Missing, Type
+from .not_replayable import NotReplayableError
+from .torch_dtypes import TORCH_DTYPES
+
+MOST_GAPS = 64 << 20  # bytes that a leaf may span beyond its own: a lie about strides gets no more
+
+
+def array_of_leaf(leaf: Leaf, trace: Trace) -> Array:
+    """The numbers of a leaf."""
+    source, type_ = leaf.source, leaf.type
+    if isinstance(source, Missing):
+        raise NotReplayableError(f"{leaf.name or 'a tensor'} is not in the trace ({source.why})")
+    if isinstance(source, Inline):
+        elements = [NON_FINITE.get(one, one) if isinstance(one, str) else one for one in source.elements]
+        return np.array(elements, dtype=_numpy_of(type_.dtype)).reshape(type_.shape)
+    if isinstance(source, Bytes):
+        if source.bits:
+            packed = trace.stored(source.at, "u8", (source.at[2],), "random numbers")
+            count = int(np.prod(type_.shape, dtype=np.int64))
+            return np.unpackbits(packed.view(np.uint8), count=count).reshape(type_.shape)
+        return trace.stored(source.at, type_.dtype, type_.shape, "a leaf of the program")
+    return array_of_site(trace, source.site if isinstance(source, Earlier) else source)
+
+
+def array_of_site(trace: Trace, site: Site) -> Array:
+    try:
+        return trace.array(site)
+    except FirstdriftError as error:
+        raise NotReplayableError(str(error)) from None
+
+
+def _numpy_of(dtype: str) -> Any:
+    return np.dtype(NUMPY_NAMES[dtype]) if dtype in NUMPY_NAMES else np.float64
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """An array as a tensor of its own."""
+    short = dtype_name(array.dtype)
+    if short in ML_NAMES:
+        bits = np.uint8 if array.dtype.itemsize == 1 else np.int16
+        return torch.from_numpy(np.array(array).view(bits)).view(TORCH_DTYPES[short])
+    return torch.from_numpy(np.array(array))
+
+
+def laid_out(tensor: torch.Tensor, type_: Type) -> torch.Tensor:
+    """A tensor with the strides that it had: how it lies in memory decides how some operations round."""
+    if type_.strides is None:
+        return tensor
+    narrow, strides = tensor, list(type_.strides)
+    for dim, (size, stride) in enumerate(zip(type_.shape, type_.strides, strict=True)):
+        if stride == 0 and size > 1:
+            narrow = narrow.narrow(dim, 0, 1)
+    reach = sum((size - 1) * stride for size, stride in zip(narrow.shape, strides, strict=True))
+    if (reach + 1 - narrow.numel()) * tensor.element_size() > MOST_GAPS:
+        return tensor
+    laid = torch.empty_strided(narrow.shape, strides, dtype=tensor.dtype).copy_(narrow)
+    return laid.as_strided(type_.shape, strides)
