@@ -137,6 +137,13 @@ class Step:
         """The function that a call is nested in."""
         return {number: function for function in self.functions for number in range(function.first, function.last + 1)}
 
+    def as_written(self, number: int) -> Call | Function:
+        """A call as the model's code has it, with module and line: itself, or the function that it is nested in."""
+        call = self.nodes[number]
+        if number in self.function_of or not isinstance(call, Call):
+            return self.function_of[number]
+        return call
+
     def calls(self) -> Iterator[tuple[int, Call]]:
         """Every call with its number."""
         return ((number, node) for number, node in enumerate(self.nodes) if isinstance(node, Call))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..sites import Site
 from .calls import Call, Leaf, Ref, Step, Type, reads
+from .control import Control, NumberRead
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The nodes that make a value, in order, and the recorded values that they start from."""
+    """The nodes that make a value, in order, and the recorded values that they start from.
+
+    `control` is what the run read out of tensors before it made these calls, each with the cut that its tensors come
+    from: from other tensors, the numbers must come out the same.
+    """
 
     target: Ref
     given: Mapping[Ref, Site]
     nodes: tuple[int, ...]
+    control: tuple[tuple[NumberRead, Cut], ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -33,35 +39,51 @@ class Cuts:
         for site, ref in step.sites.items():
             if starts(site):
                 self._sites[ref].append(site)
+        self._control = Control(step)
+        self._reads: dict[tuple[int, tuple[Ref, ...]], Cut] = {}
 
     def at(self, site: Site) -> Cut | None:
         """How a site was made; None where the program does not say."""
         target = self.step.sites.get(site)
         if target is None:
             return None
+        if isinstance(self.step.nodes[target.node], Leaf):
+            return Cut(target, {}, ())
+        given, nodes = self._behind([target], site)
+        return Cut(target, given, nodes, tuple((one, self._read(one)) for one in self._control.behind(nodes)))
+
+    def _read(self, read: NumberRead) -> Cut:
+        """How the tensors that a number was read out of are made; a tensor that was recorded is given."""
+        key = (read.before, read.of)
+        if key not in self._reads:
+            given, nodes = self._behind(read.of, None)
+            self._reads[key] = Cut(read.of[0], given, nodes)
+        return self._reads[key]
+
+    def _behind(self, targets: Sequence[Ref], site: Site | None) -> tuple[dict[Ref, Site], tuple[int, ...]]:
+        """What values are made from; `site` is one of the first's, which is not to be given."""
         given: dict[Ref, Site] = {}
         needed: set[int] = set()
-        waiting = [target]
+        waiting = list(targets)
         while waiting:
             ref = waiting.pop()
             if ref in given or ref.node in needed:
                 continue
-            start = self._start(ref, site) if ref != target else None
+            start = None if site is not None and ref == targets[0] else self._start(ref, site)
             if start is not None:
                 given[ref] = start
                 continue
             node = self.step.nodes[ref.node]
-            if isinstance(node, Leaf) and ref == target:
-                return Cut(target, {}, ())
             needed.add(ref.node)
             waiting += reads(node)
             if isinstance(node, Call) and node.drawn:
                 waiting += [Ref(leaf) for leaf in node.drawn.values()]
-        return Cut(target, given, tuple(sorted(needed)))
+        return given, tuple(sorted(needed))
 
-    def _start(self, ref: Ref, target: Site) -> Site | None:
+    def _start(self, ref: Ref, target: Site | None) -> Site | None:
         """The site to take a value from: the one nearest to the target, because an edge may be wrong."""
-        return max(self._sites.get(ref, ()), key=lambda site: _nearness(site, target), default=None)
+        there = self._sites.get(ref, ())
+        return max(there, key=lambda one: (False, 0) if target is None else _nearness(one, target), default=None)
 
 
 def type_of(step: Step, ref: Ref) -> Type | None:

@@ -6,22 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..sites import Site
 from ..traces import Array, Trace
 from .calls import Call, Earlier, Leaf, Node, Ref, Step, Type, reads
+from .control import NumberRead
 from .cuts import Cut, type_of
 from .op_facts import Facts, results_of, written_by
 from .running.after_drawing import AFTER_DRAWING
 from .running.allowed import operation, with_copies
 from .running.decoding import decoded
-from .running.not_replayable import NotReplayableError
+from .running.not_replayable import ControlDiffersError, NotReplayableError
+from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
 from .running.shaking import Shaking, decisions
 from .running.stored_tensors import array_of_leaf, array_of_site, laid_out, tensor_of
 from .running.torch_dtypes import LIFTED, TORCH_DTYPES, lifted
 
-__all__ = ["Interpreter", "NotReplayableError", "operation"]
+__all__ = ["ControlDiffersError", "Interpreter", "NotReplayableError", "operation"]
 
 # What a call may raise on arguments that are wrong; it is the program that is wrong then.
 _FAILURES = (
@@ -51,6 +54,8 @@ class Interpreter:
         self._step = step
         self._trace = trace
         self._tensors = tensors or (lambda site: None)
+        self._is_others = tensors is not None
+        self._read: set[tuple[int, tuple[Ref, ...]]] = set()  # numbers that are the same from these tensors
         self._exact = exact
         self._shaking = None if shaken is None else Shaking(step, shaken)
         self._values: dict[int, Any] = {}  # results of nodes, by number
@@ -81,7 +86,13 @@ class Interpreter:
                     self._values.pop(one, None)
 
     def value_of(self, cut: Cut) -> torch.Tensor:
-        """What a cut gives; raises NotReplayableError where one of its calls cannot be made."""
+        """What a cut gives; raises NotReplayableError where one of its calls cannot be made.
+
+        On other tensors than the trace's own, ControlDiffersError where the run would have read other numbers before.
+        """
+        if self._is_others:
+            for read, tensors in cut.control:
+                self._check_read(read, tensors)
         return self._values_of(cut, [cut.target], self._decided(cut))[cut.target]
 
     def _decided(self, cut: Cut) -> dict[Ref, torch.Tensor]:
@@ -92,6 +103,32 @@ class Interpreter:
         unshaken = Interpreter(self._step, self._trace, tensors=self._tensors, exact=True)
         before = Cut(wanted[-1], cut.given, tuple(one for one in cut.nodes if one <= wanted[-1].node))
         return unshaken._values_of(before, wanted, {})
+
+    def _check_read(self, read: NumberRead, cut: Cut) -> None:
+        """Whether a number would be read again from these tensors, in the precision in which it was read."""
+        if (read.before, read.of) in self._read:
+            return
+        recorded = read.number
+        found = Interpreter(self._step, self._trace, tensors=self._tensors)._number(read, cut)
+        if not is_whole(recorded):
+            recorded = Interpreter(self._step, self._trace)._number(read, cut)
+        type_ = type_of(self._step, read.of[0])
+        if not are_same(recorded, found, lambda: self._spread(cut), 0.0 if type_ is None else unit_of(type_.dtype)):
+            raise ControlDiffersError(sentence(read, recorded, found))
+        self._read.add((read.before, read.of))
+
+    def _number(self, read: NumberRead, cut: Cut) -> Any:
+        values = self._values_of(cut, read.of, {})
+        if read.call is None:
+            return listed(values[read.of[0]])
+        func, _ = operation(read.call.op)
+        return plain_number(func(*decoded(read.call.args, values.__getitem__, exact=False)))
+
+    def _spread(self, cut: Cut) -> float:
+        """How far shaken runs lie from the unshaken one."""
+        runs = [Interpreter(self._step, self._trace, tensors=self._tensors, exact=True, shaken=one) for one in SEEDS]
+        exact: Any = Interpreter(self._step, self._trace, tensors=self._tensors, exact=True).array_of(cut)
+        return max(float(np.abs(run.array_of(cut) - exact).max(initial=0)) for run in runs)
 
     def _values_of(
         self, cut: Cut, wanted: Sequence[Ref], decided: Mapping[Ref, torch.Tensor]
@@ -167,13 +204,32 @@ class Interpreter:
         """The results of a call, from the values of what it reads."""
         if call.drawn is not None and len(call.drawn) == len(call.results):
             drawn = [self._values[call.drawn[at]][0] for at in range(len(call.drawn))]
-            _check(call, drawn, exact=self._exact)
+            self._check(number, call, drawn)
             return drawn
         func, facts = operation(call.op)
         reading = self.value if self._shaking is None else self._shaking.reading(number, func, self.value)
         results = self._called(call, func, facts, reading) if call.drawn is None else self._drawn(call, reading)
-        _check(call, results, exact=self._exact)
+        self._check(number, call, results)
         return results if self._shaking is None else self._shaking.results(number, func, results)
+
+    def _check(self, number: int, call: Call, results: Values) -> None:
+        """What a program says of its results must be true, or what reads them would be misled."""
+        if len(results) != len(call.results):
+            said = f"the program says {len(call.results)}"
+            raise NotReplayableError(f"{call.op} gives {len(results)} tensors where {said}")
+        for tensor, type_ in zip(results, call.results, strict=True):
+            if type_ is None:
+                continue
+            found = next((short for short, kind in TORCH_DTYPES.items() if kind == tensor.dtype), type_.dtype)
+            if self._exact and tensor.dtype in LIFTED.values():
+                found = type_.dtype
+            said = f"{type_.dtype} {list(type_.shape)}"
+            if self._is_others and found == type_.dtype and tuple(tensor.shape) != type_.shape:
+                place = where(self._step.as_written(number).place)
+                now = f"from these tensors it is {list(tensor.shape)}; other calls may follow"
+                raise ControlDiffersError(f"control differs at {place}: {call.op} gave {said} there, and {now}")
+            if (found, tuple(tensor.shape)) != (type_.dtype, type_.shape):
+                raise NotReplayableError(f"{call.op} gives {found} {list(tensor.shape)} where the program says {said}")
 
     def _called(self, call: Call, func: Callable[..., Any], facts: Facts, value: Reading) -> Values:
         if facts.draws:
@@ -211,18 +267,3 @@ def _by_node(values: Mapping[Ref, torch.Tensor], refs: Sequence[Ref]) -> dict[in
     for ref in refs:
         found.setdefault(ref.node, {})[ref.at] = values[ref]
     return found
-
-
-def _check(call: Call, results: Values, *, exact: bool) -> None:
-    """What a program says of its results must be true, or what reads them would be misled."""
-    if len(results) != len(call.results):
-        raise NotReplayableError(f"{call.op} gives {len(results)} tensors where the program says {len(call.results)}")
-    for tensor, type_ in zip(results, call.results, strict=True):
-        if type_ is None:
-            continue
-        found = next((short for short, kind in TORCH_DTYPES.items() if kind == tensor.dtype), type_.dtype)
-        if exact and tensor.dtype in LIFTED.values():
-            found = type_.dtype
-        if (found, tuple(tensor.shape)) != (type_.dtype, type_.shape):
-            said = f"{type_.dtype} {list(type_.shape)}"
-            raise NotReplayableError(f"{call.op} gives {found} {list(tensor.shape)} where the program says {said}")

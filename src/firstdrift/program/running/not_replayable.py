@@ -1,4 +1,4 @@
-"""Why a call cannot be made again."""
+"""Why a call cannot be made again, or would not have been made."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from ...errors import FirstdriftError
 
 class NotReplayableError(FirstdriftError, RuntimeError):
     """A call cannot be made again; the message says why."""
+
+
+class ControlDiffersError(NotReplayableError):
+    """From these tensors the run would have read other numbers, or made other shapes: other calls would follow."""
