@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..sites import Site
-from .calls import Call, Leaf, Ref, Step, Type, reads
+from .calls import Leaf, Ref, Step, Type
 from .control import Control, NumberRead
+from .device_kernels import needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,8 @@ class Cuts:
             if start is not None:
                 given[ref] = start
                 continue
-            node = self.step.nodes[ref.node]
             needed.add(ref.node)
-            waiting += reads(node)
-            if isinstance(node, Call) and node.drawn:
-                waiting += [Ref(leaf) for leaf in node.drawn.values()]
+            waiting += needs(self.step, ref.node)
         return given, tuple(sorted(needed))
 
     def _start(self, ref: Ref, target: Site | None) -> Site | None:

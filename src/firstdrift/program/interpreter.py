@@ -11,26 +11,22 @@ import torch
 
 from ..sites import Site
 from ..traces import Array, Trace
-from .calls import Call, Earlier, Leaf, Node, Ref, Step, Type, reads
+from .calls import Call, Earlier, Leaf, Ref, Step, Type
 from .control import NumberRead
 from .cuts import Cut, type_of
-from .op_facts import Facts, results_of, written_by
+from .device_kernels import function_behind, needs
+from .op_facts import Facts, flat
 from .running.after_drawing import AFTER_DRAWING
-from .running.allowed import operation, with_copies
+from .running.allowed import operation
 from .running.decoding import decoded
+from .running.making import FAILURES, FUNCTIONS_BY_NAME, made, made_otherwise, unknown
 from .running.not_replayable import ControlDiffersError, NotReplayableError
 from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
 from .running.shaking import Shaking, decisions
-from .running.stored_tensors import array_of_leaf, array_of_site, laid_out, tensor_of
+from .running.stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so, tensor_of
 from .running.torch_dtypes import LIFTED, TORCH_DTYPES, lifted
 
 __all__ = ["ControlDiffersError", "Interpreter", "NotReplayableError", "operation"]
-
-# What a call may raise on arguments that are wrong; it is the program that is wrong then.
-_FAILURES = (
-    RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, NotImplementedError, AssertionError,
-    MemoryError, AttributeError,
-)  # fmt: skip
 
 Values = Sequence[torch.Tensor]
 Reading = Callable[[Ref], torch.Tensor]
@@ -62,14 +58,10 @@ class Interpreter:
 
     def run(self, keep: frozenset[int] = frozenset()) -> Iterator[tuple[int, Values | NotReplayableError]]:
         """Every node with what it gives, or why it cannot be had; nodes in `keep` stay available to `value`."""
-        left = Counter(ref.node for node in self._step.nodes for ref in reads(node))
-        for node in self._step.nodes:
-            left.update((node.drawn or {}).values() if isinstance(node, Call) else ())
+        needed_by = [[ref.node for ref in needs(self._step, number)] for number in range(len(self._step.nodes))]
+        left = Counter(node for needed in needed_by for node in needed)
         failed: dict[int, str] = {}
-        for number, node in enumerate(self._step.nodes):
-            needed = [ref.node for ref in reads(node)]
-            if isinstance(node, Call):
-                needed += (node.drawn or {}).values()
+        for number, needed in enumerate(needed_by):
             try:
                 missing = next((one for one in needed if one in failed), None)
                 if missing is not None:
@@ -133,18 +125,18 @@ class Interpreter:
     def _values_of(
         self, cut: Cut, wanted: Sequence[Ref], decided: Mapping[Ref, torch.Tensor]
     ) -> dict[Ref, torch.Tensor]:
-        left = Counter(ref for number in cut.nodes for ref in _needs(self._step.nodes[number]))
+        left = Counter(ref for number in cut.nodes for ref in needs(self._step, number))
         left.update(wanted)
         values: dict[Ref, torch.Tensor] = {}
         for ref, site in cut.given.items():
             values[ref] = self._given(site, type_of(self._step, ref))
         for number in cut.nodes:
-            node = self._step.nodes[number]
-            self._values = _by_node(values, _needs(node))
+            needed = needs(self._step, number)
+            self._values = _by_node(values, needed)
             for at, tensor in enumerate(self._run(number)):
                 ref = Ref(number, at)
                 values.setdefault(ref, decided.get(ref, tensor))
-            for ref in _needs(node):
+            for ref in needed:
                 left[ref] -= 1
                 if left[ref] <= 0:
                     values.pop(ref, None)
@@ -181,7 +173,7 @@ class Interpreter:
                 return self._leaf(node) if isinstance(node, Leaf) else self._call(number, node)
         except NotReplayableError:
             raise
-        except _FAILURES as error:
+        except FAILURES as error:
             what = "a leaf" if isinstance(node, Leaf) else node.op
             why = str(error).splitlines() or [type(error).__name__]
             raise NotReplayableError(f"{what} failed: {why[0]}") from None
@@ -208,7 +200,7 @@ class Interpreter:
             return drawn
         func, facts = operation(call.op)
         reading = self.value if self._shaking is None else self._shaking.reading(number, func, self.value)
-        results = self._called(call, func, facts, reading) if call.drawn is None else self._drawn(call, reading)
+        results = self._called(number, call, func, facts, reading) if call.drawn is None else self._drawn(call, reading)
         self._check(number, call, results)
         return results if self._shaking is None else self._shaking.results(number, func, results)
 
@@ -231,21 +223,44 @@ class Interpreter:
             if (found, tuple(tensor.shape)) != (type_.dtype, type_.shape):
                 raise NotReplayableError(f"{call.op} gives {found} {list(tensor.shape)} where the program says {said}")
 
-    def _called(self, call: Call, func: Callable[..., Any], facts: Facts, value: Reading) -> Values:
+    def _called(self, number: int, call: Call, func: Any, facts: Facts, value: Reading) -> Values:
+        """A call made as it was, else opened to others that can be made."""
         if facts.draws:
             raise NotReplayableError(f"{call.op} draws random numbers, and what it drew was not stored")
         args = decoded(call.args, value, exact=self._exact)
         if facts.base == "detach_":  # which refuses views, as every value is here
             return [torch.ops.aten.alias(args[0])]
         kwargs = {name: decoded(item, value, exact=self._exact) for name, item in call.kwargs.items()}
-        results: Values = ()
-        for gradients in (False, True):  # some operations keep more where gradients will be asked for
-            with torch.set_grad_enabled(gradients):
-                given, named = with_copies(facts, args, kwargs)
-                results = results_of(func(*given, **named), written_by(facts, tuple(given), named))
-            if len(results) == len(call.results):
-                break
-        return [self._lifted(one) for one in results]
+        try:
+            results = made(func, facts, args, kwargs, len(call.results))
+        except RuntimeError as error:
+            found = made_otherwise(func, facts, args, kwargs, call, error) or self._by_function(number, call, value)
+            if found is None:
+                raise
+            results = found
+        types = [*call.results, *[None] * len(results)]
+        return [self._settled(tensor, type_) for tensor, type_ in zip(results, types, strict=False)]
+
+    def _by_function(self, number: int, call: Call, value: Reading) -> Values | None:
+        """A device's kernel as the function that the model called, which gave what the kernel gave."""
+        function = function_behind(self._step, number)
+        if function is None:
+            return None
+        args = decoded(function.args, value, exact=self._exact)
+        kwargs = {name: decoded(item, value, exact=self._exact) for name, item in function.kwargs.items()}
+        given = zip(function.results, flat(FUNCTIONS_BY_NAME[function.op](*args, **kwargs)), strict=True)
+        own = {ref.at: tensor for ref, tensor in given if ref.node == number}
+        return [own.get(at, unknown(type_)) for at, type_ in enumerate(call.results)]
+
+    def _settled(self, tensor: torch.Tensor, type_: Type | None) -> torch.Tensor:
+        """A result in float64, if that is asked for, or in the dtype that another device gave; laid out as it was."""
+        tensor = self._lifted(tensor)
+        if type_ is None or tuple(tensor.shape) != type_.shape:
+            return tensor
+        wanted = TORCH_DTYPES.get(type_.dtype)
+        if type_.device != "cpu" and not self._exact and wanted is not None and tensor.is_floating_point():
+            tensor = tensor.to(wanted)
+        return tensor if lies_so(tensor, type_) else laid_out(tensor, type_)
 
     def _drawn(self, call: Call, value: Reading) -> Values:
         """A call that draws random numbers and computes with them: with those that it drew."""
@@ -254,12 +269,6 @@ class Interpreter:
         if rest is None:
             raise NotReplayableError(f"{call.op} draws random numbers inside, and not all it made was stored")
         return rest(decoded(call.args, value, exact=self._exact), given[1])
-
-
-def _needs(node: Node) -> list[Ref]:
-    """What a node is computed from, random numbers that it drew included."""
-    drawn = node.drawn if isinstance(node, Call) else None
-    return reads(node) + [Ref(leaf) for leaf in (drawn or {}).values()]
 
 
 def _by_node(values: Mapping[Ref, torch.Tensor], refs: Sequence[Ref]) -> dict[int, Any]:

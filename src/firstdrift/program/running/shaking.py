@@ -60,7 +60,8 @@ class Shaking:
         if self._moves(number, func):
             return value
         position = {ref: at for at, ref in reversed(list(enumerate(reads(self._step.nodes[number]))))}
-        return lambda ref: self._shaken(value(ref), _unit(type_of(self._step, ref)), number, position[ref])
+        last = len(position)  # of what a call does not read itself, but the function in whose place it stands
+        return lambda ref: self._shaken(value(ref), _unit(type_of(self._step, ref)), number, position.get(ref, last))
 
     def results(self, number: int, func: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a call gives, rounded at random."""

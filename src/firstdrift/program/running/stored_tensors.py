@@ -56,10 +56,18 @@ def tensor_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array))
 
 
+def lies_so(tensor: torch.Tensor, type_: Type) -> bool:
+    """Whether a tensor has the strides of a type; dimensions of one element have any."""
+    if type_.strides is None:
+        return tensor.is_contiguous()
+    pairs = zip(tensor.shape, tensor.stride(), type_.strides, strict=True)
+    return tensor.numel() == 0 or all(size == 1 or ours == theirs for size, ours, theirs in pairs)
+
+
 def laid_out(tensor: torch.Tensor, type_: Type) -> torch.Tensor:
     """A tensor with the strides that it had: how it lies in memory decides how some operations round."""
     if type_.strides is None:
-        return tensor
+        return tensor.contiguous()
     narrow, strides = tensor, list(type_.strides)
     for dim, (size, stride) in enumerate(zip(type_.shape, type_.strides, strict=True)):
         if stride == 0 and size > 1:

@@ -1,0 +1,74 @@
+"""One call made: as it was, or by way of other operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..calls import Call, Type
+from ..device_kernels import FUNCTIONS
+from ..op_facts import Facts, results_of, written_by
+from .allowed import with_copies
+from .not_replayable import NotReplayableError
+from .opened import opened
+from .torch_dtypes import LIFTED, TORCH_DTYPES
+
+# What a call may raise on arguments that are wrong; it is the program that is wrong then.
+FAILURES = (
+    RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, NotImplementedError, AssertionError,
+    MemoryError, AttributeError,
+)  # fmt: skip
+_ROOMS = {"torch.nn.functional": torch.nn.functional, "torch": torch}
+FUNCTIONS_BY_NAME = {
+    name: getattr(_ROOMS[room], last) for name in FUNCTIONS for room, _, last in [name.rpartition(".")]
+}
+
+Values = Sequence[torch.Tensor]
+
+
+def made(func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], count: int) -> Values:
+    """The results of a call; some operations keep more where gradients will be asked for."""
+    results: Values = ()
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            given, named = with_copies(facts, args, kwargs)
+            results = results_of(func(*given, **named), written_by(facts, tuple(given), named))
+        if len(results) == count:
+            break
+    return results
+
+
+def made_otherwise(
+    func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], call: Call, why: RuntimeError
+) -> Values | None:
+    """The results of a call that is opened; None where no way is known, or where it failed for its arguments."""
+    given, named = with_copies(facts, args, kwargs)
+    found = opened(func, given, named, is_missing=_is_missing(why))
+    if found is None:
+        return None
+    written = written_by(facts, tuple(given), named)
+    returned = found[: len(call.results) - len(written)]
+    types = call.results[: len(returned)]
+    pairs = enumerate(zip(returned, types, strict=True))
+    return [*(one if _fits(one, type_, at) else unknown(type_) for at, (one, type_) in pairs), *written]
+
+
+def _is_missing(error: RuntimeError) -> bool:
+    """Whether an operation failed because nobody wrote it for this device or dtype."""
+    return isinstance(error, NotImplementedError) or "not implemented for" in str(error)
+
+
+def _fits(tensor: torch.Tensor | None, type_: Type | None, at: int) -> bool:
+    """Whether a result is the one that was recorded: what a kernel keeps beside its first may be of another kind."""
+    return tensor is not None and (at == 0 or type_ is None or tuple(tensor.shape) == type_.shape)
+
+
+def unknown(type_: Type | None) -> torch.Tensor:
+    """What stands for a result that only the kernel knew: whoever computes with it gets no number."""
+    kind = None if type_ is None else TORCH_DTYPES.get(type_.dtype)
+    if type_ is None or kind is None:
+        raise NotReplayableError("a result without a type that a trace can hold cannot be left open")
+    fill = float("nan") if kind in LIFTED else 0
+    return torch.full((1,) * len(type_.shape), fill, dtype=kind).expand(type_.shape)

@@ -1,0 +1,236 @@
+"""Operations that cannot be run as they are, opened to ones that can: kernels of a device, kernels without float64.
+
+Each opener takes the arguments by their names in the schema and gives the results in their order; None stands for what
+no other operation computes (a kernel's workspace, a generator's state). Backward kernels are the derivative, by
+autograd, of the same opened forward. What is not here is opened by torch's own decompositions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from .not_replayable import NotReplayableError
+
+aten = torch.ops.aten
+Named = Mapping[str, Any]
+Opened = Sequence[torch.Tensor | None]
+
+
+def opened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_missing: bool) -> list[Any] | None:
+    """The results of an operation by way of others; None where no way is known. `is_missing` where no kernel fits."""
+    opener = _OPENERS.get(func._opname)
+    if opener is not None:
+        return list(opener(_named(func, args, kwargs)))
+    decomposition = decomposition_table.get(func) if is_missing else None
+    return None if decomposition is None else _flat(decomposition(*args, **kwargs))
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = func._schema.arguments
+    found = {one.name: one.default_value if one.has_default_value() else None for one in arguments}
+    return found | {one.name: item for one, item in zip(arguments, args, strict=False)} | dict(kwargs)
+
+
+def _flat(item: Any) -> list[Any]:
+    return [one for part in item for one in _flat(part)] if isinstance(item, tuple | list) else [item]
+
+
+def _gradients(
+    forward: Callable[..., Opened], inputs: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """The gradients of an opened forward by its inputs, from those of its outputs."""
+    with torch.enable_grad():
+        own = [None if one is None else one.detach().clone().requires_grad_() for one in inputs]
+        pairs = [(out, grad) for out, grad in zip(forward(*own), given, strict=False) if out is not None]
+        pairs = [(out, grad) for out, grad in pairs if grad is not None]
+        found = iter(
+            torch.autograd.grad(
+                [out for out, _ in pairs],
+                [one for one in own if one is not None],
+                [grad for _, grad in pairs],
+                materialize_grads=True,
+            )
+        )
+    return [None if one is None else next(found) for one in own]
+
+
+# Attention.
+
+
+def _attention(named: Named) -> Callable[..., Opened]:
+    if named["dropout_p"]:
+        raise NotReplayableError("attention draws its dropout inside a kernel, and what it drew was not stored")
+
+    def forward(query: Any, key: Any, value: Any, bias: Any = None) -> Opened:
+        out, _ = aten._scaled_dot_product_attention_math(
+            query, key, value, bias, 0.0, named["is_causal"], None,
+            scale=named["scale"], enable_gqa=query.shape[-3] != key.shape[-3],
+        )  # fmt: skip
+        return (out,)
+
+    return forward
+
+
+def _mask(named: Named) -> Any:
+    found = named.get("attn_bias") if "attn_bias" in named else named.get("attn_mask")
+    return None if found is None or (found.numel() == 0 and found.ndim == 1) else found
+
+
+def _attention_forward(named: Named) -> Opened:
+    out = _attention(named)(named["query"], named["key"], named["value"], _mask(named))
+    return [*out, *[None] * 8]
+
+
+def _attention_backward(named: Named) -> Opened:
+    grad = named["grad_out"] if "grad_out" in named else named["grad_out_"]
+    mask = _mask(named)
+    inputs = [named["query"], named["key"], named["value"]]
+    if mask is not None and not mask.is_floating_point():  # true where a score counts
+        return [*_gradients(lambda q, k, v: _attention(named)(q, k, v, mask), inputs, [grad]), None]
+    return _gradients(_attention(named), [*inputs, mask], [grad])
+
+
+# Norms and convolutions.
+
+
+def _batch_norm(named: Named) -> Opened:
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor")
+    return [*aten.native_batch_norm(*[named[one] for one in names], named["epsilon"]), None]
+
+
+def _batch_norm_backward(named: Named) -> Opened:
+    names = ("grad_output", "input", "weight", "running_mean", "running_var", "save_mean", "save_var")
+    return _flat(aten.native_batch_norm_backward(*[named[n] for n in names], True, named["epsilon"], [True] * 3))
+
+
+def _convolution(named: Named) -> Opened:
+    sizes = [named[one] for one in ("stride", "padding", "dilation")]
+    none = [0] * len(sizes[1])
+    return [aten.convolution(named["self"], named["weight"], named.get("bias"), *sizes, False, none, named["groups"])]
+
+
+# Recurrent layers. Modes as cuDNN counts them.
+
+_MODES = (aten.rnn_relu, aten.rnn_tanh, aten.lstm, aten.gru)
+_LSTM = 2
+
+
+def _recurrent(named: Named) -> Callable[..., Opened]:
+    if named["dropout"] and named["train"]:
+        raise NotReplayableError("a recurrent kernel draws its dropout inside, and what it drew was not stored")
+    layer, has_biases = _MODES[named["mode"]], named["weight_stride0"] >= 4
+    sizes, layers, bidirectional = list(named["batch_sizes"]), named["num_layers"], named["bidirectional"]
+
+    def forward(data: Any, hx: Any, cx: Any, *weights: Any) -> Opened:
+        state = [hx, cx] if named["mode"] == _LSTM else hx
+        if sizes:
+            found = layer.data(data, torch.tensor(sizes), state, weights, has_biases, layers, 0.0, False, bidirectional)
+        else:
+            first = named["batch_first"]
+            found = layer.input(data, state, weights, has_biases, layers, 0.0, False, bidirectional, first)
+        return [*found, None][:3]
+
+    return forward
+
+
+def _recurrent_forward(named: Named) -> Opened:
+    return [*_recurrent(named)(named["input"], named["hx"], named["cx"], *named["weight"]), None, None]
+
+
+def _recurrent_backward(named: Named) -> Opened:
+    inputs = [named["input"], named["hx"], named["cx"], *named["weight"]]
+    return _gradients(_recurrent(named), inputs, [named["grad_output"], named["grad_hy"], named["grad_cy"]])
+
+
+def _one_layer(named: Named) -> Callable[..., Opened]:
+    if named["mode"] != _LSTM:
+        raise NotReplayableError("of the layers inside this kernel only an LSTM's are known")
+
+    def forward(data: Any, *rest: Any) -> Opened:
+        *weights, hx, cx = rest
+        data = data.flip(0) if named["reverse"] else data
+        state = [one.reshape(1, -1, named["hidden_size"]) for one in (hx, cx)]
+        weights = weights if named["has_biases"] else weights[:2]
+        out, hy, cy = aten.lstm.input(data, state, weights, named["has_biases"], 1, 0.0, False, False, False)
+        out = out.flip(0) if named["reverse"] else out
+        return out, hy.reshape(hx.shape), cy.reshape(cx.shape)
+
+    return forward
+
+
+def _one_layer_forward(named: Named) -> Opened:
+    inputs = [named[one] for one in ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_")]
+    return [*_one_layer(named)(*inputs), None]
+
+
+def _one_layer_backward(named: Named) -> Opened:
+    inputs = [named[one] for one in ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")]
+    return _gradients(_one_layer(named), inputs, [named["grad_output"], named["grad_hy"], named["grad_cy"]])
+
+
+def _lstm_cell(named: Named) -> Opened:
+    biases = [one for one in (named["input_bias"], named["hidden_bias"]) if one is not None]
+    gates = sum(biases, named["input_gates"] + named["hidden_gates"])
+    taken, kept, new, shown = gates.chunk(4, -1)
+    taken, kept, new, shown = taken.sigmoid(), kept.sigmoid(), new.tanh(), shown.sigmoid()
+    cell = kept * named["cx"] + taken * new
+    return [shown * cell.tanh(), cell, torch.cat([taken, kept, new, shown], -1)]
+
+
+def _lstm_cell_backward(named: Named) -> Opened:
+    cx, cy = named["cx"], named["cy"]
+    hidden, cell = (torch.zeros_like(cy) if named[one] is None else named[one] for one in ("grad_hy", "grad_cy"))
+    taken, kept, new, shown = named["workspace"].chunk(4, -1)
+    cell = cell + hidden * shown * (1 - cy.tanh().square())
+    gates = torch.cat(
+        [
+            cell * new * taken * (1 - taken),
+            cell * cx * kept * (1 - kept),
+            cell * taken * (1 - new.square()),
+            hidden * cy.tanh() * shown * (1 - shown),
+        ],
+        -1,
+    )
+    return [gates, cell * kept, gates.sum(0) if named["has_bias"] else None]
+
+
+def _grouped(named: Named) -> Opened:
+    """Products of groups: of rows, of columns, or of what is summed over, whichever side is not already in groups."""
+    left, right, ends = named["self"], named["mat2"], named["offs"]
+    if ends is None:
+        return [left @ right]
+    ends = ends.tolist()
+    parts = list(zip([0, *ends[:-1]], ends, strict=True))
+    if left.ndim == 2 and right.ndim == 2:
+        return [torch.stack([left[:, a:b] @ right[a:b] for a, b in parts])]
+    if left.ndim == 2:
+        out = left.new_zeros(left.shape[0], right.shape[-1])
+        for at, (a, b) in enumerate(parts):
+            out[a:b] = left[a:b] @ right[at]
+        return [out]
+    out = left.new_zeros(left.shape[1], right.shape[-1])
+    for at, (a, b) in enumerate(parts):
+        out[:, a:b] = left[at] @ right[:, a:b]
+    return [out]
+
+
+_FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable",
+          "flash_attention_for_cpu")  # fmt: skip
+_OPENERS: dict[str, Callable[[Named], Opened]] = {
+    **{f"_scaled_dot_product_{one}": _attention_forward for one in _FUSED},
+    **{f"_scaled_dot_product_{one}_backward": _attention_backward for one in _FUSED},
+    **dict.fromkeys(("cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
+    **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward"), _batch_norm_backward),
+    **dict.fromkeys(("cudnn_convolution", "miopen_convolution", "mkldnn_convolution"), _convolution),
+    "_cudnn_rnn": _recurrent_forward,
+    "_cudnn_rnn_backward": _recurrent_backward,
+    "_grouped_mm": _grouped,
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "mkldnn_rnn_layer": _one_layer_forward,
+    "mkldnn_rnn_layer_backward": _one_layer_backward,
+}
