@@ -77,7 +77,7 @@ def numbers_read(step: Step) -> Iterator[NumberRead]:
             yield NumberRead(number, tuple(reads(call)), call.read, call.part, call.module, call.place, call)
     for one in step.functions:
         given = tuple(refs(one.args))[:1]
-        if one.read is not None and given:
+        if one.read is not None:
             yield NumberRead(one.first, given, one.read, one.part, one.module, one.place, None)
 
 

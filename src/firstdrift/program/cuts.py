@@ -17,13 +17,13 @@ class Cut:
     """The nodes that make a value, in order, and the recorded values that they start from.
 
     `control` is what the run read out of tensors before it made these calls, each with the cut that its tensors come
-    from: from other tensors, the numbers must come out the same.
+    from, None where these are not on record: from other tensors, the numbers must come out the same.
     """
 
     target: Ref
     given: Mapping[Ref, Site]
     nodes: tuple[int, ...]
-    control: tuple[tuple[NumberRead, Cut], ...] = ()
+    control: tuple[tuple[NumberRead, Cut | None], ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -53,8 +53,10 @@ class Cuts:
         given, nodes = self._behind([target], site)
         return Cut(target, given, nodes, tuple((one, self._read(one)) for one in self._control.behind(nodes)))
 
-    def _read(self, read: NumberRead) -> Cut:
-        """How the tensors that a number was read out of are made; a tensor that was recorded is given."""
+    def _read(self, read: NumberRead) -> Cut | None:
+        """How the tensors that a number was read out of are made; None where the program does not hold them."""
+        if not read.of:
+            return None
         key = (read.before, read.of)
         if key not in self._reads:
             given, nodes = self._behind(read.of, None)

@@ -19,7 +19,7 @@ from .op_facts import Facts, flat
 from .running.after_drawing import AFTER_DRAWING
 from .running.allowed import operation
 from .running.decoding import decoded
-from .running.making import FAILURES, FUNCTIONS_BY_NAME, made, made_otherwise, unknown
+from .running.making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .running.not_replayable import ControlDiffersError, NotReplayableError
 from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
 from .running.shaking import Shaking, decisions
@@ -54,6 +54,7 @@ class Interpreter:
         self._read: set[tuple[int, tuple[Ref, ...]]] = set()  # numbers that are the same from these tensors
         self._exact = exact
         self._shaking = None if shaken is None else Shaking(step, shaken)
+        self._differentiates: frozenset[Ref] | None = None  # by which values, while that is done
         self._values: dict[int, Any] = {}  # results of nodes, by number
 
     def run(self, keep: frozenset[int] = frozenset()) -> Iterator[tuple[int, Values | NotReplayableError]]:
@@ -83,8 +84,8 @@ class Interpreter:
         On other tensors than the trace's own, ControlDiffersError where the run would have read other numbers before.
         """
         if self._is_others:
-            for read, tensors in cut.control:
-                self._check_read(read, tensors)
+            for read, made_by in cut.control:
+                self._check_read(read, made_by)
         return self._values_of(cut, [cut.target], self._decided(cut))[cut.target]
 
     def _decided(self, cut: Cut) -> dict[Ref, torch.Tensor]:
@@ -96,8 +97,14 @@ class Interpreter:
         before = Cut(wanted[-1], cut.given, tuple(one for one in cut.nodes if one <= wanted[-1].node))
         return unshaken._values_of(before, wanted, {})
 
-    def _check_read(self, read: NumberRead, cut: Cut) -> None:
+    def _tracked(self, ref: Ref, tensor: torch.Tensor) -> torch.Tensor:
+        """A value, as a leaf of autograd's graph where gradients by it are asked for."""
+        return tensor.detach().requires_grad_() if self._differentiates and ref in self._differentiates else tensor
+
+    def _check_read(self, read: NumberRead, cut: Cut | None) -> None:
         """Whether a number would be read again from these tensors, in the precision in which it was read."""
+        if cut is None:
+            raise NotReplayableError(f"what was read at {where(read.place)} is of a tensor that no program holds")
         if (read.before, read.of) in self._read:
             return
         recorded = read.number
@@ -129,18 +136,37 @@ class Interpreter:
         left.update(wanted)
         values: dict[Ref, torch.Tensor] = {}
         for ref, site in cut.given.items():
-            values[ref] = self._given(site, type_of(self._step, ref))
+            values[ref] = self._tracked(ref, self._given(site, type_of(self._step, ref)))
         for number in cut.nodes:
             needed = needs(self._step, number)
             self._values = _by_node(values, needed)
             for at, tensor in enumerate(self._run(number)):
                 ref = Ref(number, at)
-                values.setdefault(ref, decided.get(ref, tensor))
+                values.setdefault(ref, self._tracked(ref, decided.get(ref, tensor)))
             for ref in needed:
                 left[ref] -= 1
                 if left[ref] <= 0:
                     values.pop(ref, None)
         return {ref: values[ref] for ref in wanted}
+
+    def derivative(self, cut: Cut, by: Sequence[Ref], gradient: Array) -> list[Array]:
+        """The gradients by values that a cut starts from, given that of its target: autograd through its calls.
+
+        So a changed forward has the backward of the change, where the recorded one is that of what was recorded. A
+        program does not say what ran without gradients or by a custom derivative: ask the unchanged forward first.
+        """
+        self._differentiates = frozenset(by)
+        try:
+            with torch.enable_grad():
+                values = self._values_of(cut, [cut.target, *by], {})
+                given = tensor_of(gradient).to(values[cut.target].dtype)
+                own = [values[ref] for ref in by]
+                found = torch.autograd.grad(values[cut.target], own, given, materialize_grads=True)
+        except FAILURES as error:
+            raise NotReplayableError(f"the calls cannot be differentiated: {error}") from None
+        finally:
+            self._differentiates = None
+        return [lifted(one).resolve_conj().contiguous().numpy() for one in found]
 
     def array_of(self, cut: Cut) -> Array:
         """The same as numpy has it: floats as float64, which holds every number of the others."""
@@ -169,7 +195,7 @@ class Interpreter:
     def _run(self, number: int) -> Values:
         node = self._step.nodes[number]
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self._differentiates is not None):
                 return self._leaf(node) if isinstance(node, Leaf) else self._call(number, node)
         except NotReplayableError:
             raise
@@ -230,9 +256,13 @@ class Interpreter:
         args = decoded(call.args, value, exact=self._exact)
         if facts.base == "detach_":  # which refuses views, as every value is here
             return [torch.ops.aten.alias(args[0])]
+        if self._differentiates is not None and facts.base in ("detach", "as_strided_scatter"):
+            if facts.base == "detach" and self._stops(number):
+                raise NotReplayableError("the model detaches a value here, and which gradients that stops is not known")
+            return [differentiable(facts.base, args)]
         kwargs = {name: decoded(item, value, exact=self._exact) for name, item in call.kwargs.items()}
         try:
-            results = made(func, facts, args, kwargs, len(call.results))
+            results = made(func, facts, args, kwargs, len(call.results), torch.is_grad_enabled())
         except RuntimeError as error:
             found = made_otherwise(func, facts, args, kwargs, call, error) or self._by_function(number, call, value)
             if found is None:
@@ -240,6 +270,12 @@ class Interpreter:
             results = found
         types = [*call.results, *[None] * len(results)]
         return [self._settled(tensor, type_) for tensor, type_ in zip(results, types, strict=False)]
+
+    def _stops(self, number: int) -> bool:
+        """Whether the model detaches by this call, not autograd, which does so to keep what it wrote over."""
+        written = self._step.as_written(number)
+        name = (written.function if isinstance(written, Call) else written.op) or ""
+        return "detach" in name or "data" in name
 
     def _by_function(self, number: int, call: Call, value: Reading) -> Values | None:
         """A device's kernel as the function that the model called, which gave what the kernel gave."""

@@ -28,10 +28,10 @@ FUNCTIONS_BY_NAME = {
 Values = Sequence[torch.Tensor]
 
 
-def made(func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], count: int) -> Values:
+def made(func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], count: int, differentiates: bool) -> Values:
     """The results of a call; some operations keep more where gradients will be asked for."""
     results: Values = ()
-    for gradients in (False, True):
+    for gradients in (True,) if differentiates else (False, True):
         with torch.set_grad_enabled(gradients):
             given, named = with_copies(facts, args, kwargs)
             results = results_of(func(*given, **named), written_by(facts, tuple(given), named))
@@ -53,6 +53,17 @@ def made_otherwise(
     types = call.results[: len(returned)]
     pairs = enumerate(zip(returned, types, strict=True))
     return [*(one if _fits(one, type_, at) else unknown(type_) for at, (one, type_) in pairs), *written]
+
+
+def differentiable(base: str, args: list[Any]) -> torch.Tensor:
+    """Calls whose derivative torch has not: autograd's own detach, and the scatter that a write through a view is."""
+    if base == "detach":
+        alias: torch.Tensor = torch.ops.aten.alias(args[0])
+        return alias
+    whole, part, *where = args
+    placed = torch.ops.aten.as_strided_scatter(torch.zeros_like(whole), part, *where)
+    written = torch.ops.aten.as_strided_scatter(torch.zeros_like(whole), torch.ones_like(part), *where) != 0
+    return torch.where(written, placed, whole)
 
 
 def _is_missing(error: RuntimeError) -> bool:
