@@ -9,18 +9,25 @@ import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import firstdrift as fd
+from firstdrift.dtypes import UNIT_ROUNDOFF
 from firstdrift.errors import CaptureError
 from firstdrift.program.calls import Call, Program, Step
-from firstdrift.program.cuts import Cuts
+from firstdrift.program.cuts import Cut, Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.read_program import read_program
 
 HERE = Path(__file__).parent
-COUNTS = ("calls", "made", "sites", "same", "alone", "equal")
+COUNTS = ("calls", "made", "sites", "same")
+PARTS = {
+    "forward": ("fwd", "loss"),
+    "backward": ("lossgrad", "agrad", "grad", "grad_scaled"),
+    "optimizer": ("optim", "weight_after", "weight", "input"),
+}
 
 
 def replayed(path: Path) -> dict[str, object]:
@@ -46,28 +53,52 @@ def replayed(path: Path) -> dict[str, object]:
                     if trace[site].at is not None:
                         sites += 1
                         same += _bytes(values[at]) == trace.array(site).tobytes()
-    alone, equal = from_producers(trace, program)
-    found = {"calls": calls, "made": made, "sites": sites, "same": same, "alone": alone, "equal": equal}
-    return {**found, "failed": failed}
+    found = {"calls": calls, "made": made, "sites": sites, "same": same, "failed": failed}
+    return {**found, "alone": from_producers(trace, program)}
 
 
-def from_producers(trace: fd.Trace, program: Program) -> tuple[int, int]:
-    """Sites that something was computed for, and those that come out bit for bit of the tensors recorded before."""
-    alone = equal = 0
-    with as_recorded(program.header):
+def from_producers(trace: fd.Trace, program: Program) -> dict[str, dict[str, object]]:
+    """Of each part of a step: its sites that something was computed for, from what was recorded before them alone.
+
+    How many come out bit for bit, how many are another rounding of the same float64 number, how many float64 can run,
+    and why the others are neither.
+    """
+    found = {part: {"sites": 0, "equal": 0, "rounded": 0, "lifted": 0, "others": []} for part in PARTS}
+    with as_recorded(program.header), np.errstate(all="ignore"):
         for step in program.steps.values():
             cuts = Cuts(step, lambda site: trace[site].at is not None)
             for site in step.sites:
                 cut = cuts.at(site)
                 if trace[site].at is None or cut is None or not any(_is_call(step, number) for number in cut.nodes):
                     continue
-                alone += 1
-                try:
-                    value = Interpreter(step, trace).value_of(cut)
-                except NotReplayableError:
-                    continue
-                equal += _bytes(value) == trace.array(site).tobytes()
-    return alone, equal
+                part = found[next(part for part, phases in PARTS.items() if site.phase in phases)]
+                part["sites"] += 1
+                outcome, why = _outcome(trace, step, site, cut)
+                part[outcome] += 1 if outcome != "others" else [f"{site}: {why}"]
+                part["lifted"] += _is_lifted(trace, step, cut)
+    return found
+
+
+def _outcome(trace: fd.Trace, step: Step, site: fd.Site, cut: Cut) -> tuple[str, str]:
+    recorded = trace.array(site)
+    try:
+        value = Interpreter(step, trace).value_of(cut)
+        if _bytes(value) == recorded.tobytes():
+            return "equal", ""
+        exact = Interpreter(step, trace, exact=True).array_of(cut)
+        apart = np.abs(Interpreter(step, trace).array_of(cut) - recorded.astype(exact.dtype))
+    except NotReplayableError as error:
+        return "others", str(error)
+    roundings = np.nanmax(apart / (UNIT_ROUNDOFF.get(trace[site].dtype, 0.0) * np.abs(exact)), initial=0)
+    return ("rounded", "") if roundings <= 2 else ("others", f"{roundings:.1f} roundings apart")
+
+
+def _is_lifted(trace: fd.Trace, step: Step, cut: Cut) -> bool:
+    try:
+        Interpreter(step, trace, exact=True).value_of(cut)
+    except NotReplayableError:
+        return False
+    return True
 
 
 def _is_call(step: Step, number: int) -> bool:
@@ -105,7 +136,7 @@ def main() -> None:
         traced(Path(folder))
         for path in sorted(Path(folder).iterdir()):
             if (why := path / "why").exists():
-                found[path.name] = dict.fromkeys(COUNTS, 0) | {"failed": {why.read_text(): 1}}
+                found[path.name] = dict.fromkeys(COUNTS, 0) | {"failed": {why.read_text(): 1}, "alone": {}}
                 continue
             child = [sys.executable, __file__, str(path)]
             found[path.name] = json.loads(subprocess.run(child, capture_output=True, text=True, check=True).stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from ..sites import Site
 from ..traces import Array, Trace
 from .calls import Call, Earlier, Leaf, Ref, Step, Type
 from .control import NumberRead
+from .costs import LIMITS, Cost, Limits, check_cost, cost_of, why_too_much
 from .cuts import Cut, type_of
 from .device_kernels import function_behind, needs
 from .op_facts import Facts, flat
 from .running.after_drawing import AFTER_DRAWING
 from .running.allowed import operation
+from .running.batching import Taken, batch_of, counts_of_parts, part_of, parts_of, whole_leaf
 from .running.decoding import decoded
 from .running.making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .running.not_replayable import ControlDiffersError, NotReplayableError
@@ -38,12 +41,13 @@ class Interpreter:
     `tensors` gives the numbers of a site, where they are not the trace's own. With `exact`, everything that is float
     is float64, and complex complex128: tensors, results, and the dtypes that calls ask for, casts to shorter ones
     among them. Constants keep their values, the least number of a dtype included; drawn numbers are those drawn.
+    What takes more bytes than `limits` is run a few samples at a time where the program allows it, else refused.
     `shaken` is a seed: an exact run in which every number moves within its rounding (running/shaking.py).
     """
 
     def __init__(
         self, step: Step, trace: Trace, *, tensors: Callable[[Site], Array | None] | None = None, exact: bool = False,
-        shaken: int | None = None,
+        shaken: int | None = None, limits: Limits = LIMITS, taken: Mapping[Ref, Taken] | None = None,
     ) -> None:  # fmt: skip
         if shaken is not None and not exact:
             raise ValueError("a shaken run is one in float64; pass exact=True with `shaken`")
@@ -53,6 +57,9 @@ class Interpreter:
         self._is_others = tensors is not None
         self._read: set[tuple[int, tuple[Ref, ...]]] = set()  # numbers that are the same from these tensors
         self._exact = exact
+        self._limits = limits
+        self._taken = taken or {}
+        self._shaken = shaken
         self._shaking = None if shaken is None else Shaking(step, shaken)
         self._differentiates: frozenset[Ref] | None = None  # by which values, while that is done
         self._values: dict[int, Any] = {}  # results of nodes, by number
@@ -86,14 +93,40 @@ class Interpreter:
         if self._is_others:
             for read, made_by in cut.control:
                 self._check_read(read, made_by)
+        cost = cost_of(self._step, cut, exact=self._exact)
+        if cost.bytes > self._limits.bytes:
+            return self._in_parts(cut, cost)
+        check_cost(cost, self._limits)
         return self._values_of(cut, [cut.target], self._decided(cut))[cut.target]
+
+    def _in_parts(self, cut: Cut, cost: Cost) -> torch.Tensor:
+        """The same, a few samples at a time, so that fewer bytes are held at once."""
+        check_cost(replace(cost, bytes=0), self._limits)
+        try:
+            batch = batch_of(self._step, cut)
+        except NotReplayableError as error:
+            raise NotReplayableError(f"{why_too_much(cost, self._limits)}; in parts neither: {error}") from None
+        for pieces in counts_of_parts(batch.samples):
+            parts = parts_of(self._step, cut, batch, pieces)
+            if max(cost_of(one.step, cut, exact=self._exact).bytes for one in parts) <= self._limits.bytes:
+                runs = [self._like(one.step, one.taken, self._shaken) for one in parts]
+                found = [run._values_of(cut, [cut.target], run._decided(cut))[cut.target] for run in runs]
+                return torch.cat(found, batch.dim(cut.target))
+        raise NotReplayableError(f"{why_too_much(cost, self._limits)}, even one sample at a time")
+
+    def _like(self, step: Step, taken: Mapping[Ref, Taken], shaken: int | None) -> Interpreter:
+        """One that runs part of the samples, or the same without noise, as this one runs all of them."""
+        return Interpreter(
+            step, self._trace, tensors=self._tensors if self._is_others else None, exact=self._exact, shaken=shaken,
+            limits=self._limits, taken=taken,
+        )  # fmt: skip
 
     def _decided(self, cut: Cut) -> dict[Ref, torch.Tensor]:
         """What an unshaken run decides on the way: a shaken one decides the same."""
         wanted = [] if self._shaking is None else decisions(self._step, cut.nodes)
         if not wanted:
             return {}
-        unshaken = Interpreter(self._step, self._trace, tensors=self._tensors, exact=True)
+        unshaken = self._like(self._step, self._taken, None)
         before = Cut(wanted[-1], cut.given, tuple(one for one in cut.nodes if one <= wanted[-1].node))
         return unshaken._values_of(before, wanted, {})
 
@@ -136,7 +169,7 @@ class Interpreter:
         left.update(wanted)
         values: dict[Ref, torch.Tensor] = {}
         for ref, site in cut.given.items():
-            values[ref] = self._tracked(ref, self._given(site, type_of(self._step, ref)))
+            values[ref] = self._tracked(ref, self._given(ref, site, type_of(self._step, ref)))
         for number in cut.nodes:
             needed = needs(self._step, number)
             self._values = _by_node(values, needed)
@@ -147,6 +180,7 @@ class Interpreter:
                 left[ref] -= 1
                 if left[ref] <= 0:
                     values.pop(ref, None)
+        self._values = {}
         return {ref: values[ref] for ref in wanted}
 
     def derivative(self, cut: Cut, by: Sequence[Ref], gradient: Array) -> list[Array]:
@@ -174,10 +208,11 @@ class Interpreter:
         array: Array = lifted(tensor).contiguous().numpy()
         return array
 
-    def _given(self, site: Site, type_: Type | None) -> torch.Tensor:
+    def _given(self, ref: Ref, site: Site, type_: Type | None) -> torch.Tensor:
         array = self._tensors(site)
         if array is None:
             array = array_of_site(self._trace, site)
+        array = part_of(array, self._taken.get(ref))
         if type_ is None or array.shape != type_.shape:
             raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
         return laid_out(self._converted(array, type_.dtype), type_)
@@ -196,7 +231,7 @@ class Interpreter:
         node = self._step.nodes[number]
         try:
             with torch.set_grad_enabled(self._differentiates is not None):
-                return self._leaf(node) if isinstance(node, Leaf) else self._call(number, node)
+                return self._leaf(number, node) if isinstance(node, Leaf) else self._call(number, node)
         except NotReplayableError:
             raise
         except FAILURES as error:
@@ -209,11 +244,12 @@ class Interpreter:
         found: torch.Tensor = self._values[ref.node][ref.at]
         return found
 
-    def _leaf(self, leaf: Leaf) -> Values:
+    def _leaf(self, number: int, leaf: Leaf) -> Values:
         """A tensor that is given."""
         site = leaf.source.site if isinstance(leaf.source, Earlier) else leaf.source
         own = self._tensors(site) if isinstance(site, Site) else None
-        array = array_of_leaf(leaf, self._trace) if own is None else own
+        taken = self._taken.get(Ref(number))
+        array = part_of(array_of_leaf(whole_leaf(leaf, taken), self._trace) if own is None else own, taken)
         if array.shape != leaf.type.shape:
             raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
         return (laid_out(self._converted(array, leaf.type.dtype), leaf.type),)
