@@ -118,21 +118,32 @@ def test_what_mixes_samples_is_refused_by_name(tmp_path):
     )
     assert "aten.mm.default treats samples together" in why
 
-    class Across(nn.Module):
+
+MIXING = {
+    "mean.dim": lambda self, x: x - x.mean(0),
+    "flip.default": lambda self, x: x.flip(0),
+    "mm.default": lambda self, x: x @ x.T,
+    "add.Tensor": lambda self, x: x + self.table,  # which has a row for each sample
+    "cat.default": lambda self, x: torch.cat([x, x]),
+    "slice.Tensor": lambda self, x: x[1:] * 2,
+    "view.default": lambda self, x: x.view(2, 10),
+    "_softmax.default": lambda self, x: x.softmax(0),
+}
+
+
+@pytest.mark.parametrize("op", MIXING)
+def test_a_call_that_does_not_treat_samples_one_by_one_is_refused(tmp_path, op):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.randn(5, 4))
+
         def forward(self, x):
-            return x - x.mean(0)
+            return MIXING[op](self, x)
 
-    across = Across()
-    assert "aten.mean.dim treats" in refused(tmp_path / "c", across, lambda: across(x), "fwd", "", "out", ("input",))
-
-    class Shuffled(nn.Module):
-        def forward(self, x):
-            return x.flip(0)
-
-    shuffled = Shuffled()
-    assert "aten.flip.default treats" in refused(
-        tmp_path / "d", shuffled, lambda: shuffled(x), "fwd", "", "out", ("input",)
-    )
+    model, (x, _) = Model(), batch()
+    why = refused(tmp_path / "t", model, lambda: model(x), "fwd", "", "out", ("input", "weight"))
+    assert f"in parts neither: aten.{op} treats samples together" in why
 
 
 def test_a_table_as_long_as_the_batch_is_not_cut_with_it(tmp_path):
