@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -19,25 +20,29 @@ from .compare.align import Selection, align
 from .compare.batches import Units
 from .compare.measuring import Measured, load_pair, measure_pairs
 from .compare.pair_rows import PairRow, row_of_pair
-from .compare.pairs import Alignment
+from .compare.pairs import Alignment, Pair
 from .compare.result import CLEAN, Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
 from .dtypes import UNIT_ROUNDOFF, roundoff
 from .errors import SelectionError
 from .opening import open_trace
-from .outcome import Compared, compose
+from .outcome import Compared, compose, shown
 from .sites import BACKWARD_PHASES, Site
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
-from .traces import Trace, unchanged
+from .traces import Array, Trace, unchanged
 from .verdict.graph import Graph
 from .verdict.introduced import Introduced, settle
 from .verdict.judge import judge
+from .verdict.limits import Limits
 from .verdict.noise import least_limit
+from .verdict.readers import settle_edges
 from .verdict.reasons import CALIBRATED, LAYOUT
 
 if TYPE_CHECKING:
+    from .causes.evidence import Evidence
     from .compare.mapping import Mapping
+    from .judge.replays import Replays
     from .replay.shadow import Shadow
     from .verdict.arbiter import Truth
 
@@ -129,17 +134,28 @@ def _compared(
     truths = _truths(measured, ours, theirs, truth) if truth is not None else None
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
     compared = Compared(ours, theirs, alignment, graph)
-    shadow = None
+    shadow = replays = None
     if rule == "jump":
         from .verdict.jump import judge_by_jump
 
         judged = judge_by_jump(measured, judged, abs_floor)
     elif truths is None:
         shadow = cache(partial(_shadow, compared))
+        replays = cache(partial(_replays, compared))
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
-        judged = settle(judged, _introduced(shadow, judged), graph, layouts)
-    why = partial(_explain, compared=compared, shadow=shadow)
+        by_program = _introduced_by_program(replays, judged, measured, graph)
+        left = [result for result in judged if result.site not in by_program]
+        judged = settle(judged, {**_introduced(shadow, left), **by_program}, graph, layouts)
+        judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
+    why = partial(_explain, compared=compared, shadow=shadow, replays=replays)
     return compose(judged, measured, compared, allow_missing, why)
+
+
+def _at_readers(judged: Sequence[PairResult], load: Callable[[Pair], tuple[Array, Array]]) -> list[PairResult]:
+    """Drifts of what modules are fed, named at the innermost that reads it."""
+    results = {result.site: result for result in judged}
+    settle_edges(results, [result.site for result in judged if result.verdict is Verdict.DRIFT], load)
+    return list(results.values())
 
 
 def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Trace) -> dict[Site, Truth]:
@@ -154,6 +170,60 @@ def _shadow(compared: Compared) -> Shadow:
 
     small = [pair for pair in compared.alignment.pairs if pair.count <= REPLAYED]
     return Shadow(compared.reference, compared.candidate, small)
+
+
+def _replays(compared: Compared) -> Replays | None:
+    """The reference's program, to be run on the candidate's tensors; None where there is none, or nothing runs it."""
+    if find_spec("torch") is None:
+        return None
+    from .judge.replays import Replays
+    from .program.read_program import read_program
+
+    program = read_program(compared.reference)
+    if program is None:
+        return None
+    return Replays(
+        compared.reference, compared.candidate, compared.alignment.pairs, program, read_program(compared.candidate)
+    )
+
+
+def _introduced_by_program(
+    replays: Callable[[], Replays | None], judged: Sequence[PairResult], measured: Sequence[Measured], graph: Graph
+) -> dict[Site, Introduced]:
+    """What the reference's program says of every pair that the one pass over its bytes left in doubt."""
+    asked = [
+        (result, item)
+        for result, item in zip(judged, measured, strict=True)
+        if not _is_clearly_clean(result) and not _is_known(result) and result.site.phase not in ("input", "weight")
+    ]
+    if not asked or (runs := replays()) is None:
+        return {}
+    limits = Limits({item.pair.site: item for item in measured}, graph)
+    found: dict[Site, Introduced] = {}
+    with runs.running():
+        for result, item in asked:
+            if item.measurement is None:
+                continue
+            own = runs.introduced(result.site, limits.local(item, limits.producers(result.site)))
+            if own is not None:
+                between = _between(result.site, runs) if own.beyond_noise else ""
+                found[result.site] = replace(own, inherited=runs.inherited(result.site), between=between)
+    return found
+
+
+def _between(site: Site, replays: Replays) -> str:
+    """What is to blame where the candidate did not record all that the reference did on the way to a site."""
+    unseen = [other for other in replays.unseen(site) if other.phase == site.phase]
+    if not unseen:
+        return ""
+    start = replays.given(site)
+    whence = shown(start[-1]) if start else "what the model was fed"
+    return f"something between {whence} and {shown(site)}"
+
+
+def _is_known(result: PairResult) -> bool:
+    """Whether a verdict rests on more than a replay knows: layouts, calibration."""
+    return result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
 
 
 def _introduced(shadow: Callable[[], Shadow], judged: Sequence[PairResult]) -> dict[Site, Introduced]:
@@ -203,7 +273,10 @@ def _is_decided(result: PairResult) -> bool:
     return clean or known or result.verdict is Verdict.FLIP
 
 
-def _explain(result: PairResult, compared: Compared, shadow: Callable[[], Shadow] | None) -> Cause | None:
+def _explain(
+    result: PairResult, compared: Compared, shadow: Callable[[], Shadow] | None,
+    replays: Callable[[], Replays | None] | None,
+) -> Cause | None:  # fmt: skip
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from .causes.gathering import Runs, gather
     from .causes.hypotheses import explain
@@ -215,10 +288,32 @@ def _explain(result: PairResult, compared: Compared, shadow: Callable[[], Shadow
     facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
     evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
+    by_program = None if replays is None or (runs_again := replays()) is None else _replayed(evidence, runs_again)
+    if evidence is not None and by_program is not None:
+        return explain(replace(by_program, around=runs), TABLE)
     replayed = shadow().expected_at(result.site) if shadow is not None else None
     if replayed is not None and not np.array_equal(replayed.expected, replayed.found):  # as what was only handed on
         evidence = replace(replayed, noise=USUAL * replayed.noise, around=runs)
     return None if evidence is None else explain(evidence, TABLE)
+
+
+def _replayed(evidence: Evidence | None, replays: Replays) -> Evidence | None:
+    """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
+    from .causes.gathering import with_replay
+    from .program.interpreter import NotReplayableError
+
+    if evidence is None:
+        return None
+    site = evidence.site
+    with replays.running():
+        try:
+            expected, found = replays.expected(site, own_weights=False), replays.found(site)
+            if expected is None or found is None or expected.shape != found.shape or np.array_equal(expected, found):
+                return None
+            before = replays.found(site._replace(phase="weight")) if site.phase == "weight_after" else None
+            return with_replay(evidence, expected, found, before, replays.inputs(site))
+        except NotReplayableError:
+            return None
 
 
 def _globs(given: Globs) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def _told_of_arguments(other: Sequence[PairResult]) -> list[str]:
     if not other:
         return []
     inputs = "1 input is another argument" if len(other) == 1 else f"{len(other)} inputs are other arguments"
-    return [f"{inputs} on the two sides, first {_shown(other[0].site)}; what these modules return agrees"]
+    return [f"{inputs} on the two sides, first {shown(other[0].site)}; what these modules return agrees"]
 
 
 def _vouched_for(result: PairResult, judged: Sequence[PairResult]) -> bool:
@@ -204,7 +204,7 @@ def _first_drift(drifts: Sequence[PairResult], explain: Explain | None) -> First
     if cause is None or cause.label in ("unknown", "uninitialised"):  # which of NaN says less than that it is there
         cause = _not_finite(result) or cause
     repeats = _repeats(drifts)
-    sentence = f"the first drift is {_shown(result.site)}, introduced by {by}: {result.reason}"
+    sentence = f"the first drift is {shown(result.site)}, introduced by {by}: {result.reason}"
     if cause is not None and cause.label:
         sentence += f"; {cause.sentence}" if cause.label == "unknown" else f"; {cause.label}: {cause.sentence}"
     if repeats:
@@ -236,7 +236,7 @@ def _no_counterpart(count: int) -> str:
     return "1 reference site has no counterpart" if count == 1 else f"{count} reference sites have no counterpart"
 
 
-def _shown(site: Site) -> str:
+def shown(site: Site) -> str:
     place = site.name or "the model"
     port = "" if site.port in ("out", "weight") else f":{site.port}"
     told = (("step", site.step), ("call", site.call), ("sample", site.sample))
@@ -273,12 +273,12 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
         return Cause("none", "bitwise equal", 1.0)
     if verdict is Verdict.FLIP:
         flip = next(result for result in judged if result.verdict is Verdict.FLIP)
-        sentence = f"near-ties were decided the other way, first at {_shown(flip.site)}: {flip.reason}"
+        sentence = f"near-ties were decided the other way, first at {shown(flip.site)}: {flip.reason}"
         return Cause("decision-flip", sentence, 0.9, "run another batch: a near-tie is not in every one")
     if verdict not in (Verdict.SAME, Verdict.NOISE):
         return None
     if off := [result for result in judged if REFERENCE_OFF in result.reason]:
-        sentence = f"it is the reference that is off, first at {_shown(off[0].site)}"
+        sentence = f"it is the reference that is off, first at {shown(off[0].site)}"
         return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
     if stored:
         return Cause(
@@ -286,7 +286,7 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
         )
     amplified = [result for result in judged if result.reason.startswith(AMPLIFIED)]
     if amplified := [result for result in amplified if result.site.phase not in ("optim", "weight_after")]:
-        sentence = f"small errors are amplified, first at {_shown(amplified[0].site)}, by operations that are right"
+        sentence = f"small errors are amplified, first at {shown(amplified[0].site)}, by operations that are right"
         return Cause("ill-conditioned", sentence, 0.9, "compare in float64: the difference shrinks with the precision")
     return Cause("float-noise", "every difference is what rounding explains", 0.9)
 
@@ -314,7 +314,7 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
     undecided = sum(result.verdict is Verdict.INCONCLUSIVE for result in judged)
     tail = f", {undecided} could not be judged" if undecided else ""
     if off := [result for result in judged if REFERENCE_OFF in result.reason]:
-        tail += f", and it is the reference that is off at {_shown(off[0].site)}"
+        tail += f", and it is the reference that is off at {shown(off[0].site)}"
     tail += f", but {problems[0]}" if problems else ""
     pairs = "the one pair is" if clean == 1 else f"all {clean} pairs are"
     return f"{verdict.value}: {pairs} {words[verdict]}{tail}"
@@ -328,5 +328,5 @@ def _captures(measured: Sequence[Measured]) -> list[str]:
     for items, what in ((zero, "all zero"), ([item for item in constant if item not in zero], "constant")):
         if items:
             pairs = "1 pair is" if len(items) == 1 else f"{len(items)} pairs are"
-            said.append(f"{pairs} {what} on both sides, which proves little: first {_shown(items[0].pair.site)}")
+            said.append(f"{pairs} {what} on both sides, which proves little: first {shown(items[0].pair.site)}")
     return said

@@ -25,9 +25,9 @@ def draw(*shape, seed=1):
 
 @pytest.fixture
 def compare(tmp_path):
-    def compared(reference, candidate, inputs, losses=None):
+    def compared(reference, candidate, inputs, losses=None, **options):
         for side, model in (("r", reference), ("c", candidate)):
-            with fd.trace(model, tmp_path / side), torch.set_grad_enabled(losses is not None):
+            with fd.trace(model, tmp_path / side, **options), torch.set_grad_enabled(losses is not None):
                 y = model(*inputs)
                 if losses is not None:
                     losses[side](y).backward()
@@ -301,10 +301,17 @@ class Experts(nn.Module):
         return self.out(keep * y + (1 - keep) * y.detach())
 
 
-def test_a_row_that_another_of_two_experts_got_is_inconclusive(compare):
-    result = compare(Experts(), Experts(sent=[3]), (draw(20, 8),), {"r": squares, "c": squares})
+def test_a_row_that_another_of_two_experts_got_is_inconclusive_where_nothing_says_what_chose(compare):
+    sides = Experts(), Experts(sent=[3])
+    result = compare(*sides, (draw(20, 8),), {"r": squares, "c": squares}, program=False)
     assert str(result.verdict) == "inconclusive", result.sentence
     assert "sent another way" in result.sentence
+
+
+def test_a_row_that_another_of_two_experts_got_is_a_drift_where_the_program_chose(compare):
+    result = compare(Experts(), Experts(sent=[3]), (draw(20, 8),), {"r": squares, "c": squares})
+    assert result.exit_code == 1
+    assert result.first_drift.phase == "agrad"
 
 
 @pytest.mark.parametrize("candidate", [{"lost": [3]}, {"sent": list(range(9))}, {"sent": [4], "lost": [3]}], ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,18 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
         theirs if replayed else ours, theirs, parameters, own,
         settings.reference.attrs if settings else {}, settings.candidate[0].attrs if settings else {}, runs,
     )  # fmt: skip
+
+
+def with_replay(
+    evidence: Evidence, expected: Array, found: Array, before: Array | None, inputs: Mapping[str, Array]
+) -> Evidence:
+    """The same drift, with what a replay makes of the candidate's inputs as what was expected; `inputs` are those of
+    its module, where they are known better than by what was recorded."""
+    wanted, there = without_fills(plain(expected), plain(found))
+    if before is not None:
+        wanted, there = np.subtract(wanted, plain(before)), np.subtract(there, plain(before))
+    read = {port: plain(array) for port, array in inputs.items()} or evidence.candidate_inputs
+    return replace(evidence, expected=wanted, found=there, replayed=True, inputs=read, candidate_inputs=read)
 
 
 def _recorded(trace: Trace, site: Site) -> Array | None:

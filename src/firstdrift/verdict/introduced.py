@@ -44,6 +44,8 @@ class Introduced:
     decided: str = ""  # how, where that was a near-tie inside the operation
     inherited: float | None = None  # how far what was expected is from the reference's own tensor
     reference_off: bool = False  # the candidate is what the reference would be without casts to shorter formats
+    source: Site | None = None  # of what is only handed on, where it comes from
+    between: str = ""  # where several modules may have made it, of which the candidate recorded none: which
 
     @property
     def beyond_noise(self) -> bool:
@@ -76,7 +78,7 @@ def introduced(
         return Introduced(0.0, floor, size, how, 0.0, WORST_OF_MANY * floor)
     rounding = None if rounded is None else measure(*rounded)
     noise = 0.0 if rounding is None else distance(rounding)
-    allowed = floor * size + GAIN_MARGIN * noise
+    allowed = max(floor * size, GAIN_MARGIN * noise)
     scale = size or allowed or 1.0
     limit = allowed / scale
     if whole or not size:
@@ -88,7 +90,7 @@ def introduced(
     from .conditioning import well_conditioned
 
     for part in well_conditioned(expected, found, rounded, floor, by_chance=by_chance):
-        limit = floor + GAIN_MARGIN * part.noise
+        limit = max(floor, GAIN_MARGIN * part.noise)
         worst_limit = max(WORST_OF_MANY * limit, GAIN_MARGIN * part.worst_noise)
         if (
             alone := replace(own, error=part.error, limit=limit, worst=part.worst, worst_limit=worst_limit)
@@ -161,7 +163,8 @@ def _decided(
     elif own.beyond_noise:
         result = result if _is_undecidable(result) else _drifting(result, own, graph, drifted)
     elif result.verdict not in CLEAN and result.measurement is not None:
-        result = _explained(result, own, _is_behind_drift(result.site, graph, results))
+        behind = own.source in results and results[own.source].verdict in _DIRTY if own.source else False
+        result = _explained(result, own, behind or _is_behind_drift(result.site, graph, results))
     inherited = result.inherited if own.inherited is None else own.inherited
     return replace(result, introduced=own.error, inherited=inherited)
 
@@ -187,7 +190,7 @@ def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mappin
         shown, limit = f"an error of {own.worst:.1e} to its worst row, column or block", own.worst_limit
     reason = f"its own operation adds {shown} ({own.how}), where noise explains {limit:.1e}"
     verdict = Verdict.PRECISION if _is_shorter(result, own) else Verdict.DRIFT
-    return replace(result, verdict=verdict, reason=reason, introduced_by=graph.introducer(result.site))
+    return replace(result, verdict=verdict, reason=reason, introduced_by=own.between or graph.introducer(result.site))
 
 
 def _explained(result: PairResult, own: Introduced, behind_drift: bool) -> PairResult:

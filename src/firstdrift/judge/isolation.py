@@ -1,0 +1,228 @@
+"""One module, replayed on the candidate's own inputs: is it right by itself, or did the error come in?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from .._kernels import measure
+from ..compare.pairs import Alignment
+from ..compare.result import Verdict
+from ..dtypes import roundoff
+from ..errors import SelectionError
+from ..program.interpreter import NotReplayableError
+from ..sites import Site
+from ..traces import Array, Trace
+from ..verdict.introduced import is_other_mask
+from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
+from ..verdict.noise import GAIN_MARGIN
+from .replays import Replays
+
+SCHEMA = "firstdrift-isolate-v1"
+INSTEAD = (
+    "write the reference's inputs of it by `firstdrift export REF OUT --inputs-of NAME` and run the candidate's module "
+    "on them alone, or compare both in one process by fd.check"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The errors of one site, all relative L2.
+
+    `introduced` is how far the candidate is from what the reference's calls and weights make of the candidate's own
+    inputs, `own` the same with the candidate's weights where those differ; `inherited` is how far that in turn is from
+    what they make of the reference's inputs. Weights that an earlier step has made are inputs like others. `reference`
+    is how far the reference is from its own float64 result, and `noise` how large `introduced` may be in a right
+    candidate. `fed` is the largest error of the inputs.
+    """
+
+    site: Site
+    operation: str
+    total: float
+    inherited: float
+    introduced: float
+    own: float | None
+    reference: float
+    noise: float
+    fed: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether noise explains what was introduced."""
+        return self.introduced <= self.noise
+
+    @property
+    def is_right_with_own_weights(self) -> bool:
+        """Whether noise explains it once the candidate's own weights are granted."""
+        return self.is_right or (self.own is not None and self.own <= self.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """What is known of one module by itself. `figures` are of its outputs, then of the gradients that it makes."""
+
+    module: str
+    op: str
+    figures: tuple[Figures, ...]
+    verdict: Verdict  # noise, drift, inconclusive
+    fault: str  # none, weights, operation, unknown
+    sentence: str
+    exit_code: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the schema `firstdrift-isolate-v1`."""
+        return {
+            "schema": SCHEMA, "module": self.module, "op": self.op, "verdict": str(self.verdict), "fault": self.fault,
+            "sentence": self.sentence, "exit_code": self.exit_code, "sites": [_site(one) for one in self.figures],
+        }  # fmt: skip
+
+
+def isolate(
+    reference: Trace, candidate: Trace, alignment: Alignment, module: str, replays_of: Callable[..., Replays | None],
+    advance: Callable[[int], None] = lambda nbytes: None,
+) -> Isolated:  # fmt: skip
+    """Replay one module, forward and backward, and conclude.
+
+    `replays_of` makes the replays, given which sites they may start from; None where nothing can be run again.
+    """
+    if not any(record.site.name == module for record in reference):
+        near = sorted({record.site.name for record in reference if module.lower() in record.site.name.lower()})[:3]
+        hint = f"near it: {', '.join(near)}" if near else "`firstdrift show` lists the names there are"
+        raise SelectionError(f"{reference.path}: nothing is named {module!r}; {hint}")
+    op = next((record.op for record in reference if record.site.name == module and record.op), None) or ""
+    replays = replays_of(starts=partial(_starts, module))
+    found: list[Figures] = []
+    if replays is not None:
+        with replays.running():
+            for site, pair in replays.pairs.items():
+                if _is_made_by(module, site, replays) and (one := _figures(site, replays, reference)) is not None:
+                    found.append(one)
+                advance(pair.reference.nbytes)
+    figures = tuple(sorted(found, key=lambda one: one.site.phase != "fwd"))
+    return _concluded(module, op, figures, _why(module, alignment))
+
+
+def _starts(module: str, site: Site) -> bool:
+    """Whether a replay may start from what the candidate recorded at a site: not inside the module."""
+    return not (site.phase in ("fwd", "agrad") and _is_inside(module, site))
+
+
+def _is_inside(module: str, site: Site) -> bool:
+    own = site.name == module and site.phase == "fwd" and not site.port.startswith("in.")
+    return own or _is_below(site.name, module)
+
+
+def _is_below(name: str, module: str) -> bool:
+    return name != module and name.startswith(f"{module}." if module else "")
+
+
+def _is_made_by(module: str, site: Site, replays: Replays) -> bool:
+    """Whether a tensor is made by a module: its output, or a gradient that comes straight out of its backward."""
+    match site.phase:
+        case "fwd":
+            return site.name == module and not site.port.startswith("in.")
+        case "grad":
+            return site.name == module or _is_below(site.name, module)
+        case "agrad" if not _is_inside(module, site) and site.name != module:
+            return any(other.phase == "agrad" and other.name == module for other in replays.given(site))
+    return False
+
+
+def _figures(site: Site, replays: Replays, reference: Trace) -> Figures | None:
+    """The figures of one site; None where the program does not say."""
+    try:
+        return _measured(site, replays, reference)
+    except NotReplayableError:
+        return None
+
+
+def _measured(site: Site, replays: Replays, reference: Trace) -> Figures | None:
+    theirs, granted = replays.found(site), replays.expected(site, own_weights=False)
+    ours, exact = reference.array(replays.pairs[site].reference), replays.run(site, lambda wanted: None)
+    if theirs is None or granted is None or exact is None or granted.shape != theirs.shape:
+        return None
+    if replays.draws(site) and is_other_mask(granted, theirs):
+        return None  # the candidate drew other numbers, and which is not on record
+    own = replays.expected(site)
+    differs = own is not None and not np.array_equal(own, granted, equal_nan=True)
+    rounded = replays.run(site, replays.found, exact=False)
+    pair = replays.pairs[site]
+    unit = roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
+    noise = unit * (SHORT_LIMIT if is_short(unit) else LONG_LIMIT)
+    if rounded is not None and own is not None:
+        noise += GAIN_MARGIN * relative(own, rounded)
+    fed = [relative(*both) for both in _given(site, replays, reference)]
+    return Figures(
+        site, _operation(site, replays), relative(ours, theirs), relative(exact, granted), relative(granted, theirs),
+        relative(own, theirs) if differs and own is not None else None, relative(exact, ours), noise,
+        max(fed, default=0.0),
+    )  # fmt: skip
+
+
+def _given(site: Site, replays: Replays, reference: Trace) -> Iterator[tuple[Array, Array]]:
+    for other in replays.given(site):
+        found = replays.found(other)
+        if found is not None:
+            yield reference.array(replays.pairs[other].reference), found
+
+
+def relative(expected: Array, found: Array) -> float:
+    """The relative L2 distance of what was found from what was expected."""
+    numbers = measure(expected, found, full=False)
+    if not numbers.nonfinite_agree or numbers.rel_l2 is None:
+        return inf if not numbers.nonfinite_agree or numbers.differing else 0.0
+    return numbers.rel_l2
+
+
+def _operation(site: Site, replays: Replays) -> str:
+    """What is computed: by one function, or by how many calls."""
+    calls = replays.calls(site)
+    names = {call.function or call.op for call in calls}
+    return names.pop() if len(names) == 1 else f"{len(calls)} calls of the reference's program"
+
+
+def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:
+    shown = module or "the model"
+    outputs = [one for one in figures if one.site.phase == "fwd"]
+    judged = [one for one in figures if one.noise < 1]
+    if not outputs or not judged:
+        sentence = f"{shown} cannot be replayed from these files: {why}; {INSTEAD}"
+        return Isolated(module, op, figures, Verdict.INCONCLUSIVE, "unknown", sentence, 2)
+    wrong = [one for one in judged if not one.is_right]
+    made_by = op or outputs[0].operation
+    if not wrong:
+        came = any(max(one.inherited, one.fed) > one.noise for one in judged)
+        tail = "the error came in" if came else "and nothing wrong came in"
+        sentence = f"{shown} itself is right: {tail}" if came else f"{shown} itself is right, {tail}"
+        return Isolated(module, op, figures, Verdict.NOISE, "none", sentence, 0)
+    if all(one.is_right_with_own_weights for one in wrong):
+        sentence = f"the weights of {shown} differ; with the candidate's own weights it is right"
+        return Isolated(module, op, figures, Verdict.DRIFT, "weights", sentence, 1)
+    worst = max((one for one in wrong if not one.is_right_with_own_weights), key=lambda one: one.introduced / one.noise)
+    what = f"{shown} computes something else than the reference's {made_by}"
+    if worst.site.phase != "fwd" and not any(one.site.phase == "fwd" for one in wrong):
+        what = f"the backward of {shown} computes something else than that of the reference's {made_by}"
+    error = worst.introduced if worst.own is None else min(worst.introduced, worst.own)
+    sentence = f"{what}: error {error:.1e} at {worst.site}, where noise explains {worst.noise:.1e}"
+    return Isolated(module, op, figures, Verdict.DRIFT, "operation", sentence, 1)
+
+
+def _why(module: str, alignment: Alignment) -> str:
+    """Why the outputs of a module could not be replayed."""
+    outputs = [p for p in alignment.pairs if (p.site.phase, p.site.name) == ("fwd", module) and p.reference.at is not None]
+    if not any(not pair.site.port.startswith("in.") for pair in outputs):
+        return "both sides need to have recorded its output, with values"
+    return "the reference's trace does not say how it was made, or what it was made from was not recorded on both sides"
+
+
+def _site(one: Figures) -> dict[str, Any]:
+    return {
+        **one.site._asdict(), "operation": one.operation, "total": one.total, "inherited": one.inherited,
+        "introduced": one.introduced, "introduced_with_own_weights": one.own, "reference": one.reference,
+        "noise": one.noise, "right": one.is_right,
+    }  # fmt: skip

@@ -1,0 +1,254 @@
+"""What the reference's program makes of the candidate's own tensors: what a site should hold, given its inputs.
+
+A replay starts from what the candidate recorded nearest before a site. Where it recorded outputs only, the reference's
+calls lead there from its output at the reference's producer; where it recorded no weights, the reference's stand in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from .._kernels import measure
+from ..compare.measuring import load_recorded
+from ..compare.pairs import Pair, ReconcileError
+from ..errors import FirstdriftError
+from ..program.calls import Call, Program, Ref, Step
+from ..program.cuts import Cut, Cuts, type_of
+from ..program.interpreter import Interpreter, NotReplayableError
+from ..program.process_settings import as_recorded
+from ..sites import Site
+from ..traces import Array, Trace
+from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
+
+MOST_ELEMENTS = 1 << 26  # of all tensors of one replay: each is held in float64
+HOW = "replayed in float64"
+
+Tensors = Callable[[Site], Array | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side's trace and program. `sites` are those of its own, by the reference's, that a replay may start from."""
+
+    trace: Trace
+    program: Program
+    sites: Mapping[Site, Site]
+
+    @cached_property
+    def starts(self) -> frozenset[Site]:
+        """The same, by its own names."""
+        return frozenset(self.sites.values())
+
+
+class Replays:
+    """Two aligned traces of which the reference has a program; the candidate's own, where there is one, says how its
+    operations round. `starts` tells which of the candidate's tensors may be taken as given."""
+
+    def __init__(
+        self, reference: Trace, candidate: Trace, pairs: Sequence[Pair], program: Program, own: Program | None = None,
+        starts: Callable[[Site], bool] = lambda site: True,
+    ) -> None:  # fmt: skip
+        self.pairs = {pair.site: pair for pair in pairs if _is_usable(pair)}
+        self._candidate = candidate
+        self._reference = Run(reference, program, {site: site for site in self.pairs if starts(site)})
+        plain = {site: pair.candidate[0].site for site, pair in self.pairs.items() if starts(site) and _is_plain(pair)}
+        self._own = None if own is None else Run(candidate, own, plain)
+        self._first_step = min((site.step for site in self.pairs), default=0)
+        self._cuts: dict[tuple[bool, int], Cuts] = {}
+        self._firsts: dict[int, dict[Ref, Site]] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """As the reference ran: its threads, its default dtype, its denormals."""
+        with as_recorded(self._reference.program.header), np.errstate(all="ignore"):
+            yield
+
+    def introduced(self, site: Site, floor: float) -> Introduced | None:
+        """What the operation of a site added to what came in; None where that cannot be said.
+
+        `floor` is the relative error that any implementation may add; what the operation is noisier by on these
+        numbers is found by rounding as the program does.
+        """
+        found = self.found(site)
+        try:
+            expected = None if found is None else self.expected(site)
+            if found is None or expected is None or not _are_alike(expected, found):
+                return None
+            if found.dtype.kind in "iub":
+                return self._discrete(site, expected, found)
+            if self.draws(site) and is_other_mask(expected, found):
+                return None  # the candidate drew other numbers, and which is not on record
+            size, source = self._size(site, expected), self._first(site)
+            own = introduced(expected, found, floor, None, HOW, size)
+            if own.beyond_noise:
+                own = introduced(expected, found, floor, self._rounded(site, expected), HOW, size)
+            return own if source == site else replace(own, source=source)
+        except NotReplayableError:
+            return None
+
+    def expected(self, site: Site, *, own_weights: bool = True) -> Array | None:
+        """What the reference's calls make of the candidate's tensors, in float64; None where the program does not say.
+
+        Without `own_weights` the model starts from the reference's; what a step has made of them is the candidate's.
+        Raises NotReplayableError where a call cannot be made.
+        """
+        if (first := self._first(site)) != site:
+            return self.found(first)
+        return self.run(site, self.found if own_weights else self._with_reference_weights)
+
+    def run(self, site: Site, tensors: Tensors, *, exact: bool = True) -> Array | None:
+        """What the reference's calls make of tensors that are given by site; its own, where none is given."""
+        step, cut = self._step(site), self.cut(site)
+        if step is None or cut is None or cut.is_empty:
+            return None
+        return Interpreter(step, self._reference.trace, tensors=tensors, exact=exact).array_of(cut)
+
+    def inputs(self, site: Site) -> dict[str, Array]:
+        """What the module of an output reads, by port: what the candidate recorded, or what the reference's calls make
+        of that."""
+        step = self._step(site)
+        if step is None or site.phase != "fwd" or site.port.startswith("in."):
+            return {}
+        reads = [one for one in step.sites if one.port.startswith("in.") and one._replace(port=site.port) == site]
+        found = {one.port: self._given(one) for one in reads}
+        return {port: array for port, array in found.items() if array is not None}
+
+    def inherited(self, site: Site) -> float | None:
+        """How far what the reference makes of the candidate's tensors is from what it made of its own."""
+        if site.phase == "weight_after" or (expected := self.expected(site)) is None or expected.dtype.kind in "iub":
+            return None
+        ours = self._reference.trace.array(self.pairs[site].reference)
+        return measure(ours, expected, full=False).rel_l2 if ours.shape == expected.shape else None
+
+    def given(self, site: Site) -> list[Site]:
+        """The recorded tensors that a replay of a site starts from, in causal order."""
+        cut = self.cut(site)
+        given = {self._first(site)} - {site} or set(() if cut is None else cut.given.values())
+        return [other for other in self.pairs if other in given]
+
+    def unseen(self, site: Site) -> list[Site]:
+        """What the reference recorded on the way to a site and the candidate did not: any of it may be wrong there."""
+        step, cut = self._step(site), self.cut(site)
+        if step is None or cut is None or self._first(site) != site:
+            return []
+        made = {number for number in cut.nodes if isinstance(step.nodes[number], Call)}
+        return [other for other, ref in step.sites.items() if ref.node in made and ref != cut.target]
+
+    def draws(self, site: Site) -> bool:
+        """Whether random numbers were drawn on the way to a site."""
+        return any(bool(call.drawn) for call in self.calls(site))
+
+    def calls(self, site: Site) -> list[Call]:
+        """The calls that make a site of what the candidate recorded."""
+        step, cut = self._step(site), self.cut(site)
+        nodes = [] if step is None or cut is None else [step.nodes[number] for number in cut.nodes]
+        return [node for node in nodes if isinstance(node, Call)]
+
+    def cut(self, site: Site) -> Cut | None:
+        """The part of the program that makes a site; None if it does not say, or if that is too much to run."""
+        step = self._step(site)
+        cut = None if step is None else self._cuts_of(step, own=False).at(site)
+        return cut if step is not None and cut is not None and _elements(step, cut) <= MOST_ELEMENTS else None
+
+    def found(self, site: Site) -> Array | None:
+        """The candidate's tensor at a site, in the reference's layout."""
+        if site not in self.pairs:
+            return None
+        try:
+            return load_recorded(self.pairs[site], self._reference.trace, self._candidate)[1]
+        except (FirstdriftError, ReconcileError):
+            return None
+
+    def _given(self, site: Site) -> Array | None:
+        own = self.found(self._first(site))
+        try:
+            return self.run(site, self.found) if own is None else own
+        except NotReplayableError:
+            return None
+
+    def _with_reference_weights(self, site: Site) -> Array | None:
+        return None if site.phase == "weight" and site.step == self._first_step else self.found(site)
+
+    def _rounded(self, site: Site, expected: Array) -> tuple[Array, Array] | None:
+        """The same calls exactly and as they round: the reference's on the candidate's tensors or, where these are
+        noisier, the candidate's own."""
+        rounded = self.run(site, self.found, exact=False) if self._first(site) == site else None
+        both = [] if rounded is None else [(expected, rounded)]
+        if (own := self._own_rounding(site)) is not None and own[0].shape == expected.shape:
+            both.append(own)
+        return max(both, key=lambda pair: distance(measure(*pair, full=False)), default=None)
+
+    def _own_rounding(self, site: Site) -> tuple[Array, Array] | None:
+        run = self._own
+        own = None if run is None else run.sites.get(site)
+        step = None if run is None or own is None else run.program.steps.get(own.step)
+        if run is None or own is None or step is None:
+            return None
+        cut = self._cuts_of(step, own=True).at(own)
+        if cut is None or cut.is_empty or _elements(step, cut) > MOST_ELEMENTS:
+            return None
+        try:
+            return Interpreter(step, run.trace, exact=True).array_of(cut), Interpreter(step, run.trace).array_of(cut)
+        except NotReplayableError:
+            return None
+
+    def _discrete(self, site: Site, expected: Array, found: Array) -> Introduced | None:
+        """Integers and truth values: what is made of the candidate's tensors exactly, or as they round."""
+        equal = np.array_equal(expected, found)
+        if not equal and self._first(site) == site:
+            rounded = self.run(site, self.found, exact=False)
+            equal = rounded is not None and np.array_equal(rounded, found)
+        return Introduced(0.0, 0.0, 1.0, HOW) if equal else None  # else a near-tie, perhaps: others see the margins
+
+    def _size(self, site: Site, expected: Array) -> float:
+        """What errors are relative to, where it is not the tensor itself: of weights, how far they went."""
+        before = self.found(site._replace(phase="weight")) if site.phase == "weight_after" else None
+        return 0.0 if before is None else distance(measure(before, expected, full=False))
+
+    def _first(self, site: Site) -> Site:
+        """The first site at which a value may be taken as given: at all later ones it is only handed on."""
+        step = self._step(site)
+        if step is None or site not in step.sites:
+            return site
+        if step.number not in self._firsts:
+            found = self._firsts[step.number] = {}
+            for other in self._reference.sites:  # in causal order
+                if other.step == step.number and other in step.sites:
+                    found.setdefault(step.sites[other], other)
+        return self._firsts[step.number].get(step.sites[site], site)
+
+    def _step(self, site: Site) -> Step | None:
+        return self._reference.program.steps.get(site.step)
+
+    def _cuts_of(self, step: Step, *, own: bool) -> Cuts:
+        if (own, step.number) not in self._cuts:
+            run = self._own if own and self._own is not None else self._reference
+            self._cuts[own, step.number] = Cuts(step, run.starts.__contains__)
+        return self._cuts[own, step.number]
+
+
+def _is_usable(pair: Pair) -> bool:
+    """Whether the candidate's tensor can stand for the reference's: with values, in the reference's own layout."""
+    has_values = pair.reference.at is not None and all(record.at is not None for record in pair.candidate)
+    return has_values and bool(pair.candidate) and not pair.reference_steps
+
+
+def _is_plain(pair: Pair) -> bool:
+    return len(pair.candidate) == 1 and not pair.candidate_steps
+
+
+def _are_alike(expected: Array, found: Array) -> bool:
+    return expected.shape == found.shape and (expected.dtype.kind in "iub") == (found.dtype.kind in "iub")
+
+
+def _elements(step: Step, cut: Cut) -> int:
+    """How many numbers a replay holds at most, if it lets nothing go."""
+    calls = [node for number in cut.nodes if isinstance(node := step.nodes[number], Call)]
+    types = [type_of(step, ref) for ref in cut.given] + [one for call in calls for one in call.results]
+    return sum(prod(one.shape) for one in types if one is not None)
