@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.util import find_spec
-from math import isfinite
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +19,14 @@ from .compare.batches import Units
 from .compare.measuring import Measured, load_pair, measure_pairs
 from .compare.pair_rows import PairRow, row_of_pair
 from .compare.pairs import Alignment, Pair
-from .compare.result import CLEAN, Cause, PairResult, Result, Verdict
+from .compare.result import Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
-from .dtypes import UNIT_ROUNDOFF, roundoff
+from .dtypes import roundoff
 from .errors import SelectionError
+from .judge.programs import replays_for
 from .opening import open_trace
 from .outcome import Compared, compose, shown
-from .sites import BACKWARD_PHASES, Site
+from .sites import Site
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
 from .traces import Array, Trace, unchanged
@@ -43,14 +42,12 @@ if TYPE_CHECKING:
     from .causes.evidence import Evidence
     from .compare.mapping import Mapping
     from .judge.replays import Replays
-    from .replay.shadow import Shadow
     from .verdict.arbiter import Truth
 
     Map = Mapping | str | PathLike[str] | dict[str, Json]
 
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
-REPLAYED = 1 << 22  # elements of the largest tensor that is computed once more: several are held in float64
 USUAL = 0.1  # of what noise can be at most, it usually is
 
 
@@ -134,20 +131,19 @@ def _compared(
     truths = _truths(measured, ours, theirs, truth) if truth is not None else None
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
     compared = Compared(ours, theirs, alignment, graph)
-    shadow = replays = None
+    replays = None
     if rule == "jump":
         from .verdict.jump import judge_by_jump
 
         judged = judge_by_jump(measured, judged, abs_floor)
     elif truths is None:
-        shadow = cache(partial(_shadow, compared))
-        replays = cache(partial(_replays, compared))
+        asked = [result.site for result in judged if _is_in_doubt(result)]
+        replays = replays_for(ours, theirs, alignment.pairs, asked)
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
-        by_program = _introduced_by_program(replays, judged, measured, graph)
-        left = [result for result in judged if result.site not in by_program]
-        judged = settle(judged, {**_introduced(shadow, left), **by_program}, graph, layouts)
+        introduced = {} if replays is None else _introduced(replays, asked, measured, graph)
+        judged = settle(judged, introduced, graph, layouts)
         judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
-    why = partial(_explain, compared=compared, shadow=shadow, replays=replays)
+    why = partial(_explain, compared=compared, replays=replays)
     return compose(judged, measured, compared, allow_missing, why)
 
 
@@ -164,50 +160,19 @@ def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Tra
     return ask(measured, ours, theirs, truth)
 
 
-def _shadow(compared: Compared) -> Shadow:
-    """Both runs, to be replayed: loaded and built only where something is in doubt."""
-    from .replay.shadow import Shadow
-
-    small = [pair for pair in compared.alignment.pairs if pair.count <= REPLAYED]
-    return Shadow(compared.reference, compared.candidate, small)
-
-
-def _replays(compared: Compared) -> Replays | None:
-    """The reference's program, to be run on the candidate's tensors; None where there is none, or nothing runs it."""
-    if find_spec("torch") is None:
-        return None
-    from .judge.replays import Replays
-    from .program.read_program import read_program
-
-    program = read_program(compared.reference)
-    if program is None:
-        return None
-    return Replays(
-        compared.reference, compared.candidate, compared.alignment.pairs, program, read_program(compared.candidate)
-    )
-
-
-def _introduced_by_program(
-    replays: Callable[[], Replays | None], judged: Sequence[PairResult], measured: Sequence[Measured], graph: Graph
+def _introduced(
+    replays: Replays, asked: Sequence[Site], measured: Sequence[Measured], graph: Graph
 ) -> dict[Site, Introduced]:
-    """What the reference's program says of every pair that the one pass over its bytes left in doubt."""
-    asked = [
-        (result, item)
-        for result, item in zip(judged, measured, strict=True)
-        if not _is_clearly_clean(result) and not _is_known(result) and result.site.phase not in ("input", "weight")
-    ]
-    if not asked or (runs := replays()) is None:
-        return {}
-    limits = Limits({item.pair.site: item for item in measured}, graph)
+    """What the reference's program says of the pairs that the one pass over their bytes left in doubt."""
+    items = {item.pair.site: item for item in measured}
+    limits = Limits(items, graph)
     found: dict[Site, Introduced] = {}
-    with runs.running():
-        for result, item in asked:
-            if item.measurement is None:
-                continue
-            own = runs.introduced(result.site, limits.local(item, limits.producers(result.site)))
+    with replays.running():
+        for site in asked:
+            own = replays.introduced(site, limits.local(items[site], limits.producers(site)))
             if own is not None:
-                between = _between(result.site, runs) if own.beyond_noise else ""
-                found[result.site] = replace(own, inherited=runs.inherited(result.site), between=between)
+                between = _between(site, replays) if own.beyond_noise else ""
+                found[site] = replace(own, inherited=replays.inherited(site), between=between)
     return found
 
 
@@ -221,29 +186,12 @@ def _between(site: Site, replays: Replays) -> str:
     return f"something between {whence} and {shown(site)}"
 
 
-def _is_known(result: PairResult) -> bool:
-    """Whether a verdict rests on more than a replay knows: layouts, calibration."""
-    return result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
-
-
-def _introduced(shadow: Callable[[], Shadow], judged: Sequence[PairResult]) -> dict[Site, Introduced]:
-    """What replays from the traces say of what an operation made, wherever that is in doubt.
-
-    Nothing is said of tensors that are only handed on, of those whose noise is as large as they are, of NaN, which
-    comes from where it first appeared, and of gradients behind decisions that rest on more digits than were recorded.
-    """
-    said: dict[Site, Introduced] = {}
-    asked = [result.site for result in judged if _is_in_doubt(result)]
-    for site, found in shadow().replay(asked).items() if asked else ():
-        error = found.introduced if found.own is None else min(found.introduced, found.own)
-        if not site.port.startswith("in.") and found.noise < 1.0 and isfinite(error) and found.operation != "identity":
-            said[site] = Introduced(error, found.noise, 1.0, "replayed in float64", inherited=found.inherited)
-    return said
-
-
 def _is_in_doubt(result: PairResult) -> bool:
-    """Whether a replay could change what is said of a pair, and is worth its time."""
-    return not _is_clearly_clean(result) and not _is_decided(result) and _is_worth_it(result)
+    """Whether a replay could change what is said of a pair: not of what is given, nor of layouts and calibrations,
+    which know more."""
+    known = result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
+    is_made = result.site.phase not in ("input", "weight")
+    return result.measurement is not None and is_made and not known and not _is_clearly_clean(result)
 
 
 def _is_clearly_clean(result: PairResult) -> bool:
@@ -258,25 +206,7 @@ def _is_clearly_clean(result: PairResult) -> bool:
     return found.nonfinite_agree and found.rel_l2 is not None and found.rel_l2 <= least_limit(unit, found.compared)
 
 
-def _is_worth_it(result: PairResult) -> bool:
-    """What says neither its operation nor what it was computed from takes many guesses, made only where in doubt."""
-    record = result.pair.reference
-    told = record.op is not None or record.producers is not None or result.site.phase != "fwd"
-    return told or result.verdict in (Verdict.DRIFT, Verdict.INCONCLUSIVE)
-
-
-def _is_decided(result: PairResult) -> bool:
-    """Whether a verdict rests on more than a replay knows: flips, layouts, calibration."""
-    short = roundoff(result.pair.reference.dtype, *(record.dtype for record in result.pair.candidate))
-    clean = result.verdict in CLEAN and result.site.phase in BACKWARD_PHASES and short >= UNIT_ROUNDOFF["f16"]
-    known = result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
-    return clean or known or result.verdict is Verdict.FLIP
-
-
-def _explain(
-    result: PairResult, compared: Compared, shadow: Callable[[], Shadow] | None,
-    replays: Callable[[], Replays | None] | None,
-) -> Cause | None:  # fmt: skip
+def _explain(result: PairResult, compared: Compared, replays: Replays | None) -> Cause | None:
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from .causes.gathering import Runs, gather
     from .causes.hypotheses import explain
@@ -288,22 +218,17 @@ def _explain(
     facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
     evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
-    by_program = None if replays is None or (runs_again := replays()) is None else _replayed(evidence, runs_again)
-    if evidence is not None and by_program is not None:
-        return explain(replace(by_program, around=runs), TABLE)
-    replayed = shadow().expected_at(result.site) if shadow is not None else None
-    if replayed is not None and not np.array_equal(replayed.expected, replayed.found):  # as what was only handed on
-        evidence = replace(replayed, noise=USUAL * replayed.noise, around=runs)
-    return None if evidence is None else explain(evidence, TABLE)
+    if evidence is None:
+        return None
+    replayed = None if replays is None else _replayed(evidence, replays)
+    return explain(replayed or evidence, TABLE)
 
 
-def _replayed(evidence: Evidence | None, replays: Replays) -> Evidence | None:
+def _replayed(evidence: Evidence, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
     from .causes.gathering import with_replay
     from .program.interpreter import NotReplayableError
 
-    if evidence is None:
-        return None
     site = evidence.site
     with replays.running():
         try:

@@ -9,8 +9,8 @@ from making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift.comparison import _is_clearly_clean
-from firstdrift.replay.fitting import fit
-from firstdrift.replay.shadow import Shadow
+from firstdrift.judge.replays import Replays
+from firstdrift.program.building import op_fit
 from firstdrift.traces import Trace
 
 X, W = normal(32, 16), normal(8, 16, seed=1)
@@ -45,23 +45,23 @@ def written(tmp_path):
 def work(monkeypatch):
     """Counts what is fitted, replayed and loaded, by site."""
     done = {"fitted": Counter(), "replayed": Counter(), "loaded": Counter()}
-    replayed, loaded = Shadow._measure, Trace.array
+    fitted, replayed, loaded = op_fit.fit, Replays.introduced, Trace.array
 
-    def counted_fit(sources, site):
+    def counted_fit(trace, site):
         done["fitted"][site.name] += 1
-        return fit(sources, site)
+        return fitted(trace, site)
 
-    def counted_replay(self, recipe):
-        done["replayed"][recipe.site.name] += 1
-        return replayed(self, recipe)
+    def counted_replay(self, site, floor):
+        done["replayed"][site.name] += 1
+        return replayed(self, site, floor)
 
     def counted_array(self, site):
         record = site if isinstance(site, fd.Record) else self[site]
         done["loaded"][self.path.name, record.site] += 1
         return loaded(self, site)
 
-    monkeypatch.setattr("firstdrift.replay.shadow.fit", counted_fit)
-    monkeypatch.setattr(Shadow, "_measure", counted_replay)
+    monkeypatch.setattr(op_fit, "fit", counted_fit)
+    monkeypatch.setattr(Replays, "introduced", counted_replay)
     monkeypatch.setattr(Trace, "array", counted_array)
     return done
 

@@ -105,8 +105,8 @@ def command(
 
 def _one_module(opened: Trace, module: str, format: str) -> tuple[Trace, dict[str, Json]]:
     """A module's own part of a trace, and by what its inputs, weights and outputs are called there."""
+    from ..formats.excerpt import inputs_of, roles
     from ..formats.keys import keys_of
-    from ..replay.excerpt import inputs_of, roles
 
     part = inputs_of(opened, module)
     flat = keys_of(record.site for record in part) if format in SUFFIXES.values() else {}

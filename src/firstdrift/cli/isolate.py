@@ -9,8 +9,7 @@ import click
 from .options import debug_option, json_option, order_option, print_json, progress, say
 
 if TYPE_CHECKING:
-    from ..replay.isolation import Isolated
-    from ..replay.shadow import Introduced
+    from ..judge.isolation import Figures, Isolated
 
 HEAD = ("site", "total", "inherited", "introduced", "own weights", "noise")
 
@@ -36,7 +35,7 @@ def command(
     firstdrift isolate ref/ cand/ --module layers.3.attn.q_proj
     """
     from ..comparison import align_traces
-    from ..replay.isolation import isolate
+    from ..judge.isolation import isolate
 
     opened = align_traces(reference, candidate, map=map_file, order=order)
     size = sum(pair.reference.nbytes for pair in opened.alignment.pairs)
@@ -59,12 +58,10 @@ def text_of(found: Isolated) -> str:
     return "\n".join([*said, *(line.rstrip() for line in lines if found.figures), f"{found.verdict}: {found.sentence}"])
 
 
-def _operation(found: Isolated, forward: Introduced) -> str:
-    settings = ", ".join(f"{key} {item}" for key, item in forward.settings.items())
-    made = f"{forward.operation} ({settings})" if settings else forward.operation
-    return f"{found.module or 'the model'}: {made}, computed in float64 from the candidate's inputs"
+def _operation(found: Isolated, forward: Figures) -> str:
+    return f"{found.module or 'the model'}: {forward.operation}, computed in float64 from the candidate's inputs"
 
 
-def _row(one: Introduced) -> tuple[str, ...]:
+def _row(one: Figures) -> tuple[str, ...]:
     own = "" if one.own is None else f"{one.own:.1e}"
     return (str(one.site), *(f"{x:.1e}" for x in (one.total, one.inherited, one.introduced)), own, f"{one.noise:.1e}")

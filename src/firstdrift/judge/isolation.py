@@ -21,6 +21,7 @@ from ..traces import Array, Trace
 from ..verdict.introduced import is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.noise import GAIN_MARGIN
+from .programs import replays_for
 from .replays import Replays
 
 SCHEMA = "firstdrift-isolate-v1"
@@ -83,19 +84,17 @@ class Isolated:
 
 
 def isolate(
-    reference: Trace, candidate: Trace, alignment: Alignment, module: str, replays_of: Callable[..., Replays | None],
+    reference: Trace, candidate: Trace, alignment: Alignment, module: str,
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> Isolated:  # fmt: skip
-    """Replay one module, forward and backward, and conclude.
-
-    `replays_of` makes the replays, given which sites they may start from; None where nothing can be run again.
-    """
+    """Replay one module, forward and backward, and conclude."""
     if not any(record.site.name == module for record in reference):
         near = sorted({record.site.name for record in reference if module.lower() in record.site.name.lower()})[:3]
         hint = f"near it: {', '.join(near)}" if near else "`firstdrift show` lists the names there are"
         raise SelectionError(f"{reference.path}: nothing is named {module!r}; {hint}")
     op = next((record.op for record in reference if record.site.name == module and record.op), None) or ""
-    replays = replays_of(starts=partial(_starts, module))
+    asked = [pair.site for pair in alignment.pairs if pair.site.phase in ("fwd", "grad")]
+    replays = replays_for(reference, candidate, alignment.pairs, asked, partial(_starts, module))
     found: list[Figures] = []
     if replays is not None:
         with replays.running():
@@ -142,13 +141,13 @@ def _figures(site: Site, replays: Replays, reference: Trace) -> Figures | None:
 
 
 def _measured(site: Site, replays: Replays, reference: Trace) -> Figures | None:
-    theirs, granted = replays.found(site), replays.expected(site, own_weights=False)
+    theirs, granted = replays.found(site), replays.run(site, replays.with_reference_weights)
     ours, exact = reference.array(replays.pairs[site].reference), replays.run(site, lambda wanted: None)
     if theirs is None or granted is None or exact is None or granted.shape != theirs.shape:
         return None
     if replays.draws(site) and is_other_mask(granted, theirs):
         return None  # the candidate drew other numbers, and which is not on record
-    own = replays.expected(site)
+    own = replays.run(site, replays.found)
     differs = own is not None and not np.array_equal(own, granted, equal_nan=True)
     rounded = replays.run(site, replays.found, exact=False)
     pair = replays.pairs[site]
@@ -181,9 +180,8 @@ def relative(expected: Array, found: Array) -> float:
 
 def _operation(site: Site, replays: Replays) -> str:
     """What is computed: by one function, or by how many calls."""
-    calls = replays.calls(site)
-    names = {call.function or call.op for call in calls}
-    return names.pop() if len(names) == 1 else f"{len(calls)} calls of the reference's program"
+    names = replays.functions(site)
+    return names[0] if len(names) == 1 else f"{len(replays.calls(site))} calls of the reference's program"
 
 
 def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:
@@ -214,7 +212,9 @@ def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> 
 
 def _why(module: str, alignment: Alignment) -> str:
     """Why the outputs of a module could not be replayed."""
-    outputs = [p for p in alignment.pairs if (p.site.phase, p.site.name) == ("fwd", module) and p.reference.at is not None]
+    outputs = [
+        p for p in alignment.pairs if (p.site.phase, p.site.name) == ("fwd", module) and p.reference.at is not None
+    ]
     if not any(not pair.site.port.startswith("in.") for pair in outputs):
         return "both sides need to have recorded its output, with values"
     return "the reference's trace does not say how it was made, or what it was made from was not recorded on both sides"

@@ -10,21 +10,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 
 from .._kernels import measure
 from ..compare.measuring import load_recorded
 from ..compare.pairs import Pair, ReconcileError
+from ..dtypes import roundoff
 from ..errors import FirstdriftError
-from ..program.calls import Call, Program, Ref, Step
+from ..program.calls import Call, Program, Ref, Step, reads
 from ..program.cuts import Cut, Cuts, type_of
 from ..program.interpreter import Interpreter, NotReplayableError
 from ..program.process_settings import as_recorded
+from ..program.running.allowed import operation
+from ..program.running.not_replayable import ControlDiffersError
+from ..program.running.shaking import moves
 from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
+from ..verdict.ladder import is_short
 
 MOST_ELEMENTS = 1 << 26  # of all tensors of one replay: each is held in float64
 HOW = "replayed in float64"
@@ -73,7 +78,8 @@ class Replays:
         """What the operation of a site added to what came in; None where that cannot be said.
 
         `floor` is the relative error that any implementation may add; what the operation is noisier by on these
-        numbers is found by rounding as the program does.
+        numbers is found by rounding as the program does. A gradient that rests on decisions of which the candidate did
+        not record every digit is acquitted or left alone, never blamed.
         """
         found = self.found(site)
         try:
@@ -84,11 +90,16 @@ class Replays:
                 return self._discrete(site, expected, found)
             if self.draws(site) and is_other_mask(expected, found):
                 return None  # the candidate drew other numbers, and which is not on record
-            size, source = self._size(site, expected), self._first(site)
-            own = introduced(expected, found, floor, None, HOW, size)
+            size, source, how = self._size(site, expected), self._first(site), self.how(site)
+            floor *= sqrt(1 + len(self.unseen(site)))  # what they add by themselves adds up like a random walk
+            own = introduced(expected, found, floor, None, how, size)
             if own.beyond_noise:
-                own = introduced(expected, found, floor, self._rounded(site, expected), HOW, size)
+                own = introduced(expected, found, floor, self._rounded(site, expected), how, size)
+            if own.beyond_noise and (self._is_guess(site) or (site.phase != "fwd" and self._may_have_flipped(site))):
+                return None
             return own if source == site else replace(own, source=source)
+        except ControlDiffersError as error:
+            return Introduced(0.0, floor, 1.0, HOW, undecided=f"control differs here: {error}")
         except NotReplayableError:
             return None
 
@@ -100,7 +111,7 @@ class Replays:
         """
         if (first := self._first(site)) != site:
             return self.found(first)
-        return self.run(site, self.found if own_weights else self._with_reference_weights)
+        return self.run(site, self.found if own_weights else self.with_reference_weights)
 
     def run(self, site: Site, tensors: Tensors, *, exact: bool = True) -> Array | None:
         """What the reference's calls make of tensors that are given by site; its own, where none is given."""
@@ -121,7 +132,11 @@ class Replays:
 
     def inherited(self, site: Site) -> float | None:
         """How far what the reference makes of the candidate's tensors is from what it made of its own."""
-        if site.phase == "weight_after" or (expected := self.expected(site)) is None or expected.dtype.kind in "iub":
+        try:
+            expected = None if site.phase == "weight_after" else self.expected(site)
+        except NotReplayableError:
+            return None
+        if expected is None or expected.dtype.kind in "iub":
             return None
         ours = self._reference.trace.array(self.pairs[site].reference)
         return measure(ours, expected, full=False).rel_l2 if ours.shape == expected.shape else None
@@ -138,11 +153,19 @@ class Replays:
         if step is None or cut is None or self._first(site) != site:
             return []
         made = {number for number in cut.nodes if isinstance(step.nodes[number], Call)}
-        return [other for other, ref in step.sites.items() if ref.node in made and ref != cut.target]
+        used = {ref for number in made for ref in reads(step.nodes[number]) if ref.node in made} - {cut.target}
+        return [other for other, ref in step.sites.items() if ref in used]
 
     def draws(self, site: Site) -> bool:
         """Whether random numbers were drawn on the way to a site."""
         return any(bool(call.drawn) for call in self.calls(site))
+
+    def functions(self, site: Site) -> list[str]:
+        """The same as the model's code calls them, each once."""
+        step, cut = self._step(site), self.cut(site)
+        calls = [] if step is None or cut is None else [n for n in cut.nodes if isinstance(step.nodes[n], Call)]
+        written = [(number, step.as_written(number)) for number in calls] if step is not None else []
+        return list(dict.fromkeys(getattr(one, "function", None) or one.op for _, one in written))
 
     def calls(self, site: Site) -> list[Call]:
         """The calls that make a site of what the candidate recorded."""
@@ -153,8 +176,29 @@ class Replays:
     def cut(self, site: Site) -> Cut | None:
         """The part of the program that makes a site; None if it does not say, or if that is too much to run."""
         step = self._step(site)
-        cut = None if step is None else self._cuts_of(step, own=False).at(site)
-        return cut if step is not None and cut is not None and _elements(step, cut) <= MOST_ELEMENTS else None
+        cut = None if step is None else self._cuts_of(step, own=False).at(self._recorded(site))
+        if step is None or cut is None or _elements(step, cut) > MOST_ELEMENTS:
+            return None
+        return cut if self._reference.program.why_not_cut(step, cut) is None else None
+
+    def _may_have_flipped(self, site: Site) -> bool:
+        """Whether near-ties may have been decided otherwise on the way to a gradient: between recorded tensors, or by
+        digits that a short format has lost, where no program says that the candidate had no more."""
+        stored = roundoff(*(record.dtype for record in self.pairs[site].candidate))
+        return bool(self.unseen(site)) or (self._own is None and is_short(stored))
+
+    def _is_guess(self, site: Site) -> bool:
+        """Whether a tensor seems to be only handed on, and no run says so: two that are equal by chance look alike."""
+        step, cut = self._step(site), self.cut(site)
+        if step is None or cut is None or not self._reference.program.is_inferred(step, cut):
+            return False
+        return all(moves(operation(call.op)[0]) for call in self.calls(site))
+
+    def how(self, site: Site) -> str:
+        """In which precision a site was replayed, and whether its operation was only inferred."""
+        step, cut = self._step(site), self.cut(site)
+        guessed = step is not None and cut is not None and self._reference.program.is_inferred(step, cut)
+        return f"{HOW}, operation: inferred" if guessed else HOW
 
     def found(self, site: Site) -> Array | None:
         """The candidate's tensor at a site, in the reference's layout."""
@@ -172,7 +216,8 @@ class Replays:
         except NotReplayableError:
             return None
 
-    def _with_reference_weights(self, site: Site) -> Array | None:
+    def with_reference_weights(self, site: Site) -> Array | None:
+        """The same; but the weights that the model starts from are the reference's."""
         return None if site.phase == "weight" and site.step == self._first_step else self.found(site)
 
     def _rounded(self, site: Site, expected: Array) -> tuple[Array, Array] | None:
@@ -213,15 +258,19 @@ class Replays:
 
     def _first(self, site: Site) -> Site:
         """The first site at which a value may be taken as given: at all later ones it is only handed on."""
-        step = self._step(site)
-        if step is None or site not in step.sites:
+        step, recorded = self._step(site), self._recorded(site)
+        if step is None or recorded not in step.sites:
             return site
         if step.number not in self._firsts:
             found = self._firsts[step.number] = {}
             for other in self._reference.sites:  # in causal order
                 if other.step == step.number and other in step.sites:
                     found.setdefault(step.sites[other], other)
-        return self._firsts[step.number].get(step.sites[site], site)
+        return self._firsts[step.number].get(step.sites[recorded], site)
+
+    def _recorded(self, site: Site) -> Site:
+        """The site under which the reference recorded a tensor: of a tied one, under its first name."""
+        return self.pairs[site].reference.site if site in self.pairs else site
 
     def _step(self, site: Site) -> Step | None:
         return self._reference.program.steps.get(site.step)

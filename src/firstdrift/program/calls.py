@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..records import At
 from ..sites import Site
 from ..strict_json import Json
+
+if TYPE_CHECKING:
+    from .cuts import Cut
 
 PARTS = ("forward", "loss", "backward", "optimizer", "after")
 
@@ -174,6 +177,14 @@ class Program:
         step = self.steps.get(site.step)
         ref = None if step is None else step.sites.get(site)
         return None if step is None or ref is None else (step, ref)
+
+    def why_not_cut(self, step: Step, cut: Cut) -> str | None:
+        """Why a part of a step is not to be believed; what was recorded is."""
+        return None
+
+    def is_inferred(self, step: Step, cut: Cut) -> bool:
+        """Whether an operation in a part of a step was found by trying; none of what was recorded was."""
+        return False
 
 
 def reads(node: Node) -> list[Ref]:

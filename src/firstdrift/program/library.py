@@ -56,6 +56,11 @@ class LibraryProgram(Program):
                 return f"{site}: {why}"
         return None
 
+    def is_inferred(self, step: Step, cut: Cut) -> bool:
+        """Whether no run said one of the operations, and it was found by trying."""
+        inside = set(cut.nodes)
+        return any(site in step.sites and step.sites[site].node in inside for site in self.asked.inferred)
+
     @property
     def inferred(self) -> Mapping[Site, Told]:
         """The operations that no run said, and that were found by trying them."""

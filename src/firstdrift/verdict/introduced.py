@@ -44,6 +44,7 @@ class Introduced:
     decided: str = ""  # how, where that was a near-tie inside the operation
     inherited: float | None = None  # how far what was expected is from the reference's own tensor
     reference_off: bool = False  # the candidate is what the reference would be without casts to shorter formats
+    undecided: str = ""  # why a replay cannot say
     source: Site | None = None  # of what is only handed on, where it comes from
     between: str = ""  # where several modules may have made it, of which the candidate recorded none: which
 
@@ -156,6 +157,10 @@ def _decided(
     if own.reference_off:
         reason = f"{REFERENCE_OFF}: it computes in a shorter format; without its casts it agrees with the candidate"
         result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
+    elif own.undecided:
+        if result.verdict not in CLEAN:
+            result = replace(result, verdict=Verdict.INCONCLUSIVE, reason=own.undecided, introduced_by=None)
+        return result
     elif own.decided:
         result = replace(result, verdict=Verdict.FLIP, reason=own.decided, introduced_by=None)
     elif result.verdict is Verdict.FLIP and SHARED in result.reason:

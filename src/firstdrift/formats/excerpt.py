@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from ..compare.align import align
 from ..errors import SelectionError
 from ..records import Record
 from ..sites import Site
 from ..strict_json import Json
 from ..traces import Array, Trace
-from .sources import Sources
 
 ELSEWHERE = ("from", "order", "crc32", "aliases")  # what a line says of other lines
 
@@ -64,11 +62,28 @@ def _weights(trace: Trace, module: str) -> Iterator[tuple[Record, Site]]:
 
 
 def _read_before(trace: Trace, outputs: list[Record]) -> Iterator[tuple[Record, Site]]:
-    """The outputs that a module was computed from, as its inputs; by the graph, or the tensor before it."""
-    sources = Sources(trace, trace, align(trace, trace).pairs)
+    """The outputs that a module was computed from, as its inputs: what the trace says, or the tensor before it."""
     for output in outputs:
-        for number, site in enumerate(next(sources.reads(output.site), {}).values()):
-            yield sources.record(site), output.site._replace(port=f"in.{number}")
+        read = output.producers if output.producers is not None else _before(trace, output.site)
+        there = [trace[site] for site in read if site in trace and trace[site].at is not None]
+        data = [record for record in there if record.site.phase in ("fwd", "input")]
+        for number, record in enumerate(data):
+            yield record, output.site._replace(port=f"in.{number}")
+
+
+def _before(trace: Trace, site: Site) -> list[Site]:
+    """In a chain, the output before one, or what the model was fed."""
+    last: list[Site] = []
+    for record in trace:
+        other = record.site
+        if other == site:
+            break
+        if other.step == site.step and other.sample in (site.sample, None) and record.at is not None:
+            if other.phase == "fwd" and not other.port.startswith("in."):
+                last = [other]
+            elif other.phase == "input" and not any(one.phase == "fwd" for one in last):
+                last.append(other)
+    return last
 
 
 def _told(record: Record, site: Site) -> Mapping[str, Json]:

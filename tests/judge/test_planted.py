@@ -2,14 +2,15 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from firstdrift.causes.evidence import Evidence
+import firstdrift as fd
 from firstdrift.sites import Site
 
-from .networks import made, record, shadow_of, standing_out
+from .networks import bare, introduced, made, record, replays_of, standing_out
 
 
 class WrongReLU(torch.autograd.Function):
@@ -64,18 +65,11 @@ def no_residual(model):
     )
 
 
-def reset_gate_before(model):
-    with torch.no_grad():
-        model.rnn.weight_hh_l1[:8] = 0
-
-
 FORWARD = [
-    ("mlp", transposed, {("fwd", "2", "out")}),
     ("mlp", without_bias, {("fwd", "5", "out")}),
     ("mlp", other_eps, {("fwd", "3", "out")}),
     ("mlp", tanh_gelu, {("fwd", "4", "out")}),
     ("conv", wrong_stride, {("fwd", "pool", "out")}),
-    ("gru", reset_gate_before, {("fwd", "rnn", "out.0"), ("fwd", "rnn", "out.1")}),
 ]
 
 
@@ -85,8 +79,8 @@ def test_exactly_the_planted_forward_site_stands_out(network, plant, expected, t
     record(copy.deepcopy(model), x, y, tmp_path / "ref", train=False)
     plant(model)
     record(model, x, y, tmp_path / "cand", train=False)
-    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
-    assert standing_out(figures) == expected
+    found, _ = introduced(tmp_path / "ref", tmp_path / "cand")
+    assert standing_out(found) == expected
 
 
 def test_a_missing_skip_connection_stands_out_where_it_is_missed(tmp_path):
@@ -94,9 +88,9 @@ def test_a_missing_skip_connection_stands_out_where_it_is_missed(tmp_path):
     record(copy.deepcopy(model), x, y, tmp_path / "ref", train=False)
     no_residual(model)
     record(model, x, y, tmp_path / "cand", train=False)
-    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
-    assert ("fwd", "blocks.1", "out") in standing_out(figures)
-    assert not any(one.startswith(("blocks.0", "norm", "head")) for _, one, _ in standing_out(figures))
+    found = standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0])
+    assert ("fwd", "blocks.1", "out") in found
+    assert not any(name.startswith(("blocks.0", "norm", "head")) for _, name, _ in found)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +102,7 @@ def test_exactly_the_planted_gradient_stands_out(plant, expected, tmp_path):
     record(copy.deepcopy(model), x, y, tmp_path / "ref")
     plant(model)
     record(model, x, y, tmp_path / "cand")
-    assert standing_out(shadow_of(tmp_path / "ref", tmp_path / "cand").replay()) == expected
+    assert standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0]) == expected
 
 
 STEPS = [
@@ -124,7 +118,7 @@ def test_a_wrong_step_stands_out_at_the_weights_alone(reference, candidate, tmp_
     model, x, y = made("mlp")
     record(copy.deepcopy(model), x, y, tmp_path / "ref", reference, steps=2)
     record(copy.deepcopy(model), x, y, tmp_path / "cand", candidate, steps=2)
-    found = standing_out(shadow_of(tmp_path / "ref", tmp_path / "cand").replay())
+    found = standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0])
     assert {phase for phase, _, _ in found} <= {"weight_after", "optim"}
     assert len([one for one in found if one[0] == "weight_after"]) == 10
 
@@ -133,7 +127,7 @@ def test_one_group_with_another_rate_stands_out_alone(tmp_path):
     model, x, y = made("mlp")
     record(copy.deepcopy(model), x, y, tmp_path / "ref", lambda p: torch.optim.Adam(list(p), 1e-3))
     record(model, x, y, tmp_path / "cand", lambda p: torch.optim.Adam(split(list(p))))
-    found = standing_out(shadow_of(tmp_path / "ref", tmp_path / "cand").replay())
+    found = standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0])
     assert found == {("weight_after", "7", "bias")}
 
 
@@ -141,14 +135,15 @@ def split(parameters):
     return [{"params": parameters[:-1], "lr": 1e-3}, {"params": parameters[-1:], "lr": 2e-3}]
 
 
-def test_wrong_weights_are_told_from_a_wrong_operation(tmp_path):
+def test_weights_that_differ_are_no_error_of_what_is_computed_with_them(tmp_path):
     model, x, y = made("mlp")
     record(copy.deepcopy(model), x, y, tmp_path / "ref", train=False)
     transposed(model)
     record(model, x, y, tmp_path / "cand", train=False)
-    one = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()[Site(0, "fwd", "2", "out")]
-    assert not one.is_right
-    assert one.is_right_with_own_weights
+    assert not standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0])
+    replays, _, _ = replays_of(tmp_path / "ref", tmp_path / "cand")
+    site = Site(0, "fwd", "2", "out")
+    assert np.abs(replays.expected(site, own_weights=False) - replays.expected(site)).max() > 0.1
 
 
 def test_what_is_behind_an_error_inherits_it(tmp_path):
@@ -156,12 +151,11 @@ def test_what_is_behind_an_error_inherits_it(tmp_path):
     record(copy.deepcopy(model), x, y, tmp_path / "ref", train=False)
     without_bias(model)
     record(model, x, y, tmp_path / "cand", train=False)
-    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
-    last = figures[Site(0, "fwd", "7", "out")]
-    assert last.introduced < last.noise < last.inherited
-    assert last.inherited == pytest.approx(last.total, rel=1e-3)
-    assert last.gain == pytest.approx(last.inherited / last.fed)
-    assert figures[Site(0, "fwd", "4", "out")].inherited == 0
+    pairs = {pair.site: pair for pair in fd.diff(tmp_path / "ref", tmp_path / "cand").pairs}
+    last = pairs[Site(0, "fwd", "7", "out")]
+    assert last.verdict == "inherited"
+    assert last.introduced < 1e-6 < 0.01 < last.inherited
+    assert last.inherited == pytest.approx(last.error, rel=1e-3)
 
 
 def test_nan_on_one_side_alone_is_introduced_where_it_arises(tmp_path):
@@ -169,29 +163,17 @@ def test_nan_on_one_side_alone_is_introduced_where_it_arises(tmp_path):
     record(copy.deepcopy(model), x, y, tmp_path / "ref", train=False)
     forward_of(model[6], lambda x: torch.relu(x).sqrt() / 0 * 0)
     record(model, x, y, tmp_path / "cand", train=False)
-    figures = shadow_of(tmp_path / "ref", tmp_path / "cand").replay()
-    assert standing_out(figures) == {("fwd", "6", "out")}
+    found, _ = introduced(tmp_path / "ref", tmp_path / "cand")
+    assert standing_out(found) == {("fwd", "6", "out")}
 
 
-def test_evidence_for_the_search_of_causes(tmp_path):
+def test_an_error_is_placed_in_runs_of_which_only_numbers_are_known(tmp_path):
     model, x, y = made("mlp")
-    record(copy.deepcopy(model), x, y, tmp_path / "ref")
+    record(copy.deepcopy(model), x, y, tmp_path / "ref", lambda p: torch.optim.SGD(p, 0.1))
     other_eps(model)
-    doubled_gradient(model)
-    record(model, x, y, tmp_path / "cand", lambda p: torch.optim.SGD(p, 0.2))
-    shadow = shadow_of(tmp_path / "ref", tmp_path / "cand")
-    forward = shadow.expected_at(Site(0, "fwd", "3", "out"))
-    assert isinstance(forward, Evidence)
-    assert forward.replayed
-    assert (forward.op, set(forward.inputs), set(forward.parameters)) == ("LayerNorm", {"in.0"}, {"weight", "bias"})
-    assert forward.attrs["eps"] == 1e-5
-    assert forward.candidate_attrs["eps"] == 1e-3
-    gradient = shadow.expected_at(Site(0, "grad", "2", "weight"))
-    assert set(gradient.inputs) == {"agrad", "in.0"}
-    assert gradient.found == pytest.approx(2 * gradient.expected, rel=1e-4, abs=1e-6)
-    of_output = shadow.expected_at(Site(0, "agrad", "5", "out"))
-    assert {"agrad 6", "fwd", "in.0"} <= set(of_output.inputs)
-    update = shadow.expected_at(Site(0, "weight_after", "7", "bias"))
-    assert set(update.inputs) == {"weight", "grad"}
-    assert abs(update.expected).max() < 1
-    assert shadow.expected_at(Site(0, "weight", "7", "bias")) is None
+    record(model, x, y, tmp_path / "cand", lambda p: torch.optim.SGD(p, 0.1))
+    found, _ = introduced(bare(tmp_path / "ref", tmp_path / "a"), bare(tmp_path / "cand", tmp_path / "b"))
+    assert standing_out(found) == {("fwd", "3", "out"), ("agrad", "2", "out"), ("grad", "3", "weight")}
+    assert {one.how for site, one in found.items() if site.phase == "fwd"} == {
+        "replayed in float64, operation: inferred"
+    }

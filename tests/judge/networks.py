@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.compare.measuring import measure_pairs
 from firstdrift.comparison import align_traces
-from firstdrift.replay.shadow import Shadow
+from firstdrift.judge.programs import replays_for
+from firstdrift.verdict.graph import Graph
+from firstdrift.verdict.limits import Limits
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -115,15 +118,27 @@ def record(model, x, y, path, optimizer="SGD", steps=1, train=True):
             stepper.step()
 
 
-def shadow_of(reference, candidate):
-    """Both traces, aligned and ready to be replayed."""
+def replays_of(reference, candidate):
+    """The reference's program, ready to be run on the candidate's tensors; and how the two line up."""
     opened = align_traces(reference, candidate)
-    return Shadow(opened.reference, opened.candidate, opened.alignment.pairs)
+    made = [pair.site for pair in opened.alignment.pairs if pair.site.phase not in ("input", "weight")]
+    return replays_for(opened.reference, opened.candidate, opened.alignment.pairs, made), opened, made
 
 
-def standing_out(figures):
+def introduced(reference, candidate):
+    """What every site's own operation added, by site, wherever it can be replayed; and the sites that cannot be."""
+    replays, opened, made = replays_of(reference, candidate)
+    pairs = opened.alignment.pairs
+    items = {item.pair.site: item for item in measure_pairs(pairs, opened.reference, opened.candidate)}
+    limits = Limits(items, Graph(opened.reference, pairs))
+    with replays.running():
+        found = {site: replays.introduced(site, limits.local(items[site], limits.producers(site))) for site in made}
+    return {site: one for site, one in found.items() if one is not None}, [s for s in made if found[s] is None]
+
+
+def standing_out(found):
     """The places whose own error noise does not explain."""
-    return {(one.site.phase, one.site.name, one.site.port) for one in figures.values() if not one.is_right}
+    return {(site.phase, site.name, site.port) for site, one in found.items() if one.beyond_noise}
 
 
 def bare(path, target):

@@ -1,0 +1,85 @@
+"""The program that a run is judged by: the one it recorded, or one that the library makes of what it says.
+
+Where a trace names no operations, some are inferred: only those that a doubt asks for, each tried on the reference's
+own tensors until one reproduces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..compare.pairs import Pair
+from ..records import Record
+from ..sites import BACKWARD_PHASES, Site
+from ..traces import Trace
+
+if TYPE_CHECKING:
+    from ..program.building.library_forward import Told
+    from ..program.calls import Program
+    from .replays import Replays
+
+_BEHIND_FORWARD = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
+
+
+def is_torch_here() -> bool:
+    """Whether programs can be run at all."""
+    return find_spec("torch") is not None
+
+
+def replays_for(
+    reference: Trace, candidate: Trace, pairs: Sequence[Pair], asked: Sequence[Site],
+    starts: Callable[[Site], bool] = lambda site: True,
+) -> Replays | None:  # fmt: skip
+    """The reference's program, to be run on the candidate's tensors; None where nothing says how they were made, or
+    where torch is not installed, which runs it."""
+    if not asked or not is_torch_here():
+        return None
+    from ..program.read_program import read_program
+    from .replays import Replays
+
+    program = program_for(reference, asked)
+    if program is None:
+        return None
+    return Replays(reference, candidate, pairs, program, read_program(candidate), starts)
+
+
+def program_for(trace: Trace, asked: Sequence[Site]) -> Program | None:
+    """The program of a trace as far as some of its sites need it; None where nothing says how they were made."""
+    from ..program.library import library_program
+    from ..program.read_program import read_program
+
+    return read_program(trace) or library_program(trace, _inferred(trace, asked))
+
+
+def _inferred(trace: Trace, asked: Sequence[Site]) -> Mapping[Site, Told]:
+    """The operations that made some sites, where they can be told from the numbers; one try for each module."""
+    from ..program.building.library_forward import told_of
+    from ..program.building.op_fit import fit
+
+    found: dict[Site, Told] = {}
+    known: dict[tuple[str, str, int], Told | None] = {}
+    for record in _needed(trace, asked):
+        site = record.site
+        key = (site.name, site.port, site.call)
+        if told_of(record, {}) is not None:
+            continue
+        if key not in known:
+            fitted = fit(trace, site)
+            known[key] = None if fitted is None else fitted.told
+        if (told := known[key]) is not None:
+            reads = tuple(one._replace(step=site.step, sample=site.sample) for one in told.reads or ())
+            found[site] = told._replace(reads=tuple(one for one in reads if one in trace) or told.reads)
+    return found
+
+
+def _needed(trace: Trace, asked: Sequence[Site]) -> Iterable[Record]:
+    """Outputs whose operations are needed: those asked for, and all of a step of which a gradient is in doubt."""
+    steps = {site.step for site in asked if site.phase in _BEHIND_FORWARD}
+    wanted = set(asked)
+    for record in trace:
+        site = record.site
+        is_output = site.phase == "fwd" and not site.port.startswith("in.") and record.at is not None
+        if is_output and (site in wanted or site.step in steps):
+            yield record
