@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod, sqrt
+from math import sqrt
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from ..compare.pairs import Pair, ReconcileError
 from ..dtypes import roundoff
 from ..errors import FirstdriftError
 from ..program.calls import Call, Program, Ref, Step, reads
-from ..program.cuts import Cut, Cuts, type_of
+from ..program.costs import Limits
+from ..program.cuts import Cut, Cuts
 from ..program.interpreter import Interpreter, NotReplayableError
 from ..program.process_settings import as_recorded
 from ..program.running.allowed import operation
@@ -31,7 +32,7 @@ from ..traces import Array, Trace
 from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
 from ..verdict.ladder import is_short
 
-MOST_ELEMENTS = 1 << 26  # of all tensors of one replay: each is held in float64
+LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts
 HOW = "replayed in float64"
 
 Tensors = Callable[[Site], Array | None]
@@ -118,7 +119,7 @@ class Replays:
         step, cut = self._step(site), self.cut(site)
         if step is None or cut is None or cut.is_empty:
             return None
-        return Interpreter(step, self._reference.trace, tensors=tensors, exact=exact).array_of(cut)
+        return Interpreter(step, self._reference.trace, tensors=tensors, exact=exact, limits=LIMITS).array_of(cut)
 
     def inputs(self, site: Site) -> dict[str, Array]:
         """What the module of an output reads, by port: what the candidate recorded, or what the reference's calls make
@@ -174,10 +175,10 @@ class Replays:
         return [node for node in nodes if isinstance(node, Call)]
 
     def cut(self, site: Site) -> Cut | None:
-        """The part of the program that makes a site; None if it does not say, or if that is too much to run."""
+        """The part of the program that makes a site; None if it does not say."""
         step = self._step(site)
         cut = None if step is None else self._cuts_of(step, own=False).at(self._recorded(site))
-        if step is None or cut is None or _elements(step, cut) > MOST_ELEMENTS:
+        if step is None or cut is None:
             return None
         return cut if self._reference.program.why_not_cut(step, cut) is None else None
 
@@ -236,10 +237,11 @@ class Replays:
         if run is None or own is None or step is None:
             return None
         cut = self._cuts_of(step, own=True).at(own)
-        if cut is None or cut.is_empty or _elements(step, cut) > MOST_ELEMENTS:
+        if cut is None or cut.is_empty:
             return None
         try:
-            return Interpreter(step, run.trace, exact=True).array_of(cut), Interpreter(step, run.trace).array_of(cut)
+            exact, rounded = (Interpreter(step, run.trace, exact=one, limits=LIMITS) for one in (True, False))
+            return exact.array_of(cut), rounded.array_of(cut)
         except NotReplayableError:
             return None
 
@@ -294,10 +296,3 @@ def _is_plain(pair: Pair) -> bool:
 
 def _are_alike(expected: Array, found: Array) -> bool:
     return expected.shape == found.shape and (expected.dtype.kind in "iub") == (found.dtype.kind in "iub")
-
-
-def _elements(step: Step, cut: Cut) -> int:
-    """How many numbers a replay holds at most, if it lets nothing go."""
-    calls = [node for number in cut.nodes if isinstance(node := step.nodes[number], Call)]
-    types = [type_of(step, ref) for ref in cut.given] + [one for call in calls for one in call.results]
-    return sum(prod(one.shape) for one in types if one is not None)
