@@ -53,8 +53,8 @@ give the calls that made its tensor, forward and backward. What to write so that
 - the operation: `op` on the line of its output, a name below in any case. What stands before it (`LlamaRMSNorm`) or
   around it (`torch.nn.`, `aten.`) is ignored;
 - its settings: `attrs`, those that are needed and those that are not the default;
-- what it reads: `in.0`, `in.1` of the same name, or `from`, in the order in which it takes them. With neither, lines are
-  read as a chain;
+- what it reads: `in.0`, `in.1` of the same name, or `from`, in the order in which it takes them. With neither, lines
+  are read as a chain;
 - its weights: lines of phase `weight` under its name, ports `weight`, `bias`, `running_mean` and so on; or any weights
   among `from`;
 - the optimizer: `optimizer` in trace.json, its `name`, `lr` and settings; its state as lines of phase `optim`;

@@ -23,7 +23,7 @@ from .compare.result import Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
 from .dtypes import roundoff
 from .errors import SelectionError
-from .judge.programs import replays_for
+from .judge.programs import is_torch_here, replays_for
 from .opening import open_trace
 from .outcome import Compared, compose, shown
 from .sites import Site
@@ -131,7 +131,7 @@ def _compared(
     truths = _truths(measured, ours, theirs, truth) if truth is not None else None
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
     compared = Compared(ours, theirs, alignment, graph)
-    replays = None
+    replays, notes = None, []
     if rule == "jump":
         from .verdict.jump import judge_by_jump
 
@@ -139,12 +139,21 @@ def _compared(
     elif truths is None:
         asked = [result.site for result in judged if _is_in_doubt(result)]
         replays = replays_for(ours, theirs, alignment.pairs, asked)
+        if asked and not is_torch_here():
+            notes.append(_without_torch(len(asked)))
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
         introduced = {} if replays is None else _introduced(replays, asked, measured, graph)
         judged = settle(judged, introduced, graph, layouts)
         judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
     why = partial(_explain, compared=compared, replays=replays)
-    return compose(judged, measured, compared, allow_missing, why)
+    return compose(judged, measured, compared, allow_missing, why, notes)
+
+
+def _without_torch(doubts: int) -> str:
+    pairs = "1 pair in doubt was" if doubts == 1 else f"{doubts} pairs in doubt were"
+    return (
+        f"{pairs} judged by limits alone; install firstdrift[torch] to run the reference's operations on their inputs"
+    )
 
 
 def _at_readers(judged: Sequence[PairResult], load: Callable[[Pair], tuple[Array, Array]]) -> list[PairResult]:

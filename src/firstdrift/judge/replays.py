@@ -21,7 +21,7 @@ from ..dtypes import roundoff
 from ..errors import FirstdriftError
 from ..program.calls import Call, Program, Ref, Step, reads
 from ..program.costs import Limits
-from ..program.cuts import Cut, Cuts
+from ..program.cuts import Cut, Cuts, type_of
 from ..program.interpreter import Interpreter, NotReplayableError
 from ..program.process_settings import as_recorded
 from ..program.running.allowed import operation
@@ -34,6 +34,8 @@ from ..verdict.ladder import is_short
 
 LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts
 HOW = "replayed in float64"
+CASTS = frozenset({"_to_copy", "to", "copy_"})
+WRITTEN_CASTS = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "copy_"})
 
 Tensors = Callable[[Site], Array | None]
 
@@ -96,6 +98,8 @@ class Replays:
             own = introduced(expected, found, floor, None, how, size)
             if own.beyond_noise:
                 own = introduced(expected, found, floor, self._rounded(site, expected), how, size)
+            if not own.beyond_noise and self._casts(site) and self._is_reference_off(site, floor):
+                return None
             if own.beyond_noise and (self._is_guess(site) or (site.phase != "fwd" and self._may_have_flipped(site))):
                 return None
             return own if source == site else replace(own, source=source)
@@ -122,13 +126,15 @@ class Replays:
         return Interpreter(step, self._reference.trace, tensors=tensors, exact=exact, limits=LIMITS).array_of(cut)
 
     def inputs(self, site: Site) -> dict[str, Array]:
-        """What the module of an output reads, by port: what the candidate recorded, or what the reference's calls make
-        of that."""
+        """What the module of an output reads, by port, where the candidate did not record all of it: what the
+        reference's calls make of what it did record."""
         step = self._step(site)
         if step is None or site.phase != "fwd" or site.port.startswith("in."):
             return {}
-        reads = [one for one in step.sites if one.port.startswith("in.") and one._replace(port=site.port) == site]
-        found = {one.port: self._given(one) for one in reads}
+        read = [one for one in step.sites if one.port.startswith("in.") and one._replace(port=site.port) == site]
+        if all(one in self.pairs for one in read):
+            return {}
+        found = {one.port: self._given(one) for one in read}
         return {port: array for port, array in found.items() if array is not None}
 
     def inherited(self, site: Site) -> float | None:
@@ -182,6 +188,12 @@ class Replays:
             return None
         return cut if self._reference.program.why_not_cut(step, cut) is None else None
 
+    def _is_reference_off(self, site: Site, floor: float) -> bool:
+        """Whether the reference's own casts take it further from what its code means than noise explains: a candidate
+        without them is right, and still not the same."""
+        exact, ours = self.run(site, lambda wanted: None), self._reference.trace.array(self._recorded(site))
+        return exact is not None and introduced(exact, ours, floor, None, HOW).beyond_noise
+
     def _may_have_flipped(self, site: Site) -> bool:
         """Whether near-ties may have been decided otherwise on the way to a gradient: between recorded tensors, or by
         digits that a short format has lost, where no program says that the candidate had no more."""
@@ -230,14 +242,20 @@ class Replays:
             both.append(own)
         return max(both, key=lambda pair: distance(measure(*pair, full=False)), default=None)
 
+    def _casts(self, site: Site) -> set[str]:
+        step, cut = self._step(site), self.cut(site)
+        return set() if step is None or cut is None else _written_casts(step, cut)
+
     def _own_rounding(self, site: Site) -> tuple[Array, Array] | None:
+        """The candidate's own calls; None where its code asks for a shorter format than the reference's: whoever casts
+        more is not noisier but less precise. What autocast casts was asked for."""
         run = self._own
         own = None if run is None else run.sites.get(site)
         step = None if run is None or own is None else run.program.steps.get(own.step)
         if run is None or own is None or step is None:
             return None
         cut = self._cuts_of(step, own=True).at(own)
-        if cut is None or cut.is_empty:
+        if cut is None or cut.is_empty or _written_casts(step, cut) - self._casts(site):
             return None
         try:
             exact, rounded = (Interpreter(step, run.trace, exact=one, limits=LIMITS) for one in (True, False))
@@ -292,6 +310,21 @@ def _is_usable(pair: Pair) -> bool:
 
 def _is_plain(pair: Pair) -> bool:
     return len(pair.candidate) == 1 and not pair.candidate_steps
+
+
+def _written_casts(step: Step, cut: Cut) -> set[str]:
+    """The shorter formats that the model's own code casts to, in a part of a step."""
+    found = set()
+    for number in cut.nodes:
+        node = step.nodes[number]
+        if not isinstance(node, Call) or node.op.split(".")[1] not in CASTS or not node.results[0]:
+            continue
+        written = step.as_written(number).op.split(".")[-1] if number in step.function_of else ""
+        before = [type_of(step, ref) for ref in reads(node)]
+        lost = [one for one in before if one is not None and roundoff(one.dtype) < roundoff(node.results[0].dtype)]
+        if lost and (not written or written in WRITTEN_CASTS):
+            found.add(node.results[0].dtype)
+    return found
 
 
 def _are_alike(expected: Array, found: Array) -> bool:

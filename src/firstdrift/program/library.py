@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..records import Record
 from ..sites import Site
 from ..traces import Trace
+from .building.call_templates import Template
 from .building.library_backward import Backward
 from .building.library_forward import NOTE, Building, Told, told_of
 from .building.library_updates import Updates
@@ -85,6 +86,7 @@ class Steps(Mapping[int, Step]):
         self.trace = trace
         self.inferred = inferred or {}
         self._made: dict[int, Built] = {}
+        self._templates: dict[tuple[object, ...], Template] = {}
         self._records: dict[int, list[Record]] = {}
         for record in trace.records:
             self._records.setdefault(record.site.step, []).append(record)
@@ -109,7 +111,7 @@ class Steps(Mapping[int, Step]):
 
     def building(self, number: int) -> Building:
         """A step with nothing in it yet."""
-        return Building(self.trace, self._records[number], number, self.inferred)
+        return Building(self.trace, self._records[number], number, self.inferred, self._templates)
 
     def why_not(self, site: Site) -> str | None:
         """Why a site has no call that reproduces it."""

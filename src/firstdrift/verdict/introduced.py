@@ -195,7 +195,8 @@ def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mappin
         shown, limit = f"an error of {own.worst:.1e} to its worst row, column or block", own.worst_limit
     reason = f"its own operation adds {shown} ({own.how}), where noise explains {limit:.1e}"
     verdict = Verdict.PRECISION if _is_shorter(result, own) else Verdict.DRIFT
-    return replace(result, verdict=verdict, reason=reason, introduced_by=own.between or graph.introducer(result.site))
+    by = own.between or graph.introducer(result.site)
+    return replace(result, verdict=verdict, reason=reason, introduced_by=by, limit=own.limit)
 
 
 def _explained(result: PairResult, own: Introduced, behind_drift: bool) -> PairResult:

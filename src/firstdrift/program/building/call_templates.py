@@ -106,6 +106,11 @@ class _Recorder(TorchDispatchMode):
         self._refs: dict[Any, Ref] = {}
         self._alive: list[Any] = []  # so that no storage takes the place of another
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles here; being kept from it would load the compiler, which takes seconds."""
+        return False
+
     def know(self, tensor: torch.Tensor, ref: Ref) -> None:
         """Say what a tensor is."""
         self._refs[_key(tensor)] = ref

@@ -68,7 +68,11 @@ def told_of(record: Record, inferred: Mapping[Site, Told]) -> Told | None:
 class Building:
     """One step in the making: its nodes, the values of its sites, and who reads what."""
 
-    def __init__(self, trace: Trace, records: Sequence[Record], number: int, inferred: Mapping[Site, Told]) -> None:
+    def __init__(
+        self, trace: Trace, records: Sequence[Record], number: int, inferred: Mapping[Site, Told],
+        templates: dict[tuple[object, ...], Template] | None = None,
+    ) -> None:  # fmt: skip
+        self._templates = {} if templates is None else templates  # layers repeat, and finding calls takes long
         self.trace, self.records, self.number, self.inferred = trace, records, number, inferred
         self.there = {record.site: record for record in records if record.at is not None}
         self.nodes: list[Node] = []
@@ -104,6 +108,18 @@ class Building:
             raise NotReplayableError("what it was computed from is not on record")
         self.place(record, told, inputs, self.weights_of(record))
 
+    def _template(
+        self, operation: Operation, settings: Mapping[str, Any], inputs: int, ports: Sequence[str], record: Record,
+        at: int | str, types: Sequence[Type],
+    ) -> Template:  # fmt: skip
+        assert record.shape is not None
+        assert record.dtype is not None
+        key = (operation.names, repr(settings), inputs, *ports, record.shape, record.dtype, at, *types)
+        if key not in self._templates:
+            function = operation.function(settings, inputs, ports, record.shape, record.dtype, at)
+            self._templates[key] = template_of(function, types)
+        return self._templates[key]
+
     def place(self, record: Record, told: Told, inputs: Sequence[Site], weights: Sequence[tuple[str, Site]]) -> None:
         """Put the calls of an operation into the step."""
         operation = named(told.op)
@@ -126,12 +142,9 @@ class Building:
         weights: Sequence[tuple[str, Site]], at: int | str, part: str,
     ) -> Made:  # fmt: skip
         """Put the calls of an operation with settings into the step, as those of a site."""
-        assert record.shape is not None
-        assert record.dtype is not None
         sites = (*inputs, *(site for _, site in weights))
         ports = [port for port, _ in weights]
-        function = operation.function(settings, len(inputs), ports, record.shape, record.dtype, at)
-        template = template_of(function, [self.type(site) for site in sites])
+        template = self._template(operation, settings, len(inputs), ports, record, at, [self.type(one) for one in sites])
         values = tuple(map(self.value, sites))  # before the number of the first call: they may be leaves to be added
         made = Made(template, values, sites, len(self.nodes))
         self.calls(made, template.calls[: template.forward], part, record.site.name)

@@ -44,7 +44,7 @@ def rms(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
     """`x / rms(x) * (offset + weight)`, computed in float32 at least."""
     values = x.to(wide(x.dtype))
     over = list(range(-(1 if weight is None else weight.dim()), 0))
-    normed = values * torch.rsqrt(values.pow(2).mean(over, keepdim=True) + eps)
+    normed = values * torch.rsqrt((values * values).mean(over, keepdim=True) + eps)
     if weight is None:
         return normed.to(x.dtype)
     if offset:
