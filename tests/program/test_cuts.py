@@ -150,3 +150,11 @@ def test_a_result_that_was_recorded_is_given_and_its_neighbours_are_computed(tmp
     for step, site, cut in cuts_of(found):
         value = Interpreter(step, found.trace).value_of(cut).contiguous()
         assert value.numpy().tobytes() == found.trace.array(site).tobytes(), site
+
+
+def test_a_site_that_nothing_computed_is_what_was_recorded(tmp_path):
+    found = record(tmp_path / "t", model := mlp(), lambda: model(batch()[0]))
+    site = fd.Site(0, "weight", "0", "weight")
+    cut = Cuts(found.step, lambda site: True).at(site)
+    assert cut.is_empty
+    assert Interpreter(found.step, found.trace).array_of(cut).tolist() == found.trace.array(site).tolist()
