@@ -16,9 +16,9 @@ import numpy as np
 
 from .compare.align import Selection, align
 from .compare.batches import Units
-from .compare.measuring import Measured, load_pair, measure_pairs
+from .compare.measuring import Measured, load_pair, load_recorded, measure_pairs
 from .compare.pair_rows import PairRow, row_of_pair
-from .compare.pairs import Alignment, Pair
+from .compare.pairs import Alignment, Pair, ReconcileError, apply_all
 from .compare.result import Cause, PairResult, Result, Verdict
 from .compare.storage import as_stored
 from .dtypes import roundoff
@@ -173,26 +173,19 @@ def _introduced(
     replays: Replays, asked: Sequence[Site], measured: Sequence[Measured], graph: Graph
 ) -> dict[Site, Introduced]:
     """What the reference's program says of the pairs that the one pass over their bytes left in doubt."""
+    from .judge.introducing import between, introduced_at
+
     items = {item.pair.site: item for item in measured}
     limits = Limits(items, graph)
     found: dict[Site, Introduced] = {}
     with replays.running():
         for site in asked:
-            own = replays.introduced(site, limits.local(items[site], limits.producers(site)))
+            pair = items[site].pair
+            own = introduced_at(pair, replays, limits.local(items[site], limits.producers(site)))
             if own is not None:
-                between = _between(site, replays) if own.beyond_noise else ""
-                found[site] = replace(own, inherited=replays.inherited(site), between=between)
+                by = between(pair.reference.site, replays, shown) if own.beyond_noise else ""
+                found[site] = replace(own, between=by)
     return found
-
-
-def _between(site: Site, replays: Replays) -> str:
-    """What is to blame where the candidate did not record all that the reference did on the way to a site."""
-    unseen = [other for other in replays.unseen(site) if other.phase == site.phase]
-    if not unseen:
-        return ""
-    start = replays.given(site)
-    whence = shown(start[-1]) if start else "what the model was fed"
-    return f"something between {whence} and {shown(site)}"
 
 
 def _is_in_doubt(result: PairResult) -> bool:
@@ -229,24 +222,25 @@ def _explain(result: PairResult, compared: Compared, replays: Replays | None) ->
     evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
     if evidence is None:
         return None
-    replayed = None if replays is None else _replayed(evidence, replays)
+    replayed = None if replays is None else _replayed(evidence, result.pair, replays)
     return explain(replayed or evidence, TABLE)
 
 
-def _replayed(evidence: Evidence, replays: Replays) -> Evidence | None:
+def _replayed(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
     from .causes.gathering import with_replay
     from .program.interpreter import NotReplayableError
 
-    site = evidence.site
+    site = pair.reference.site
     with replays.running():
         try:
-            expected, found = replays.expected(site, own_weights=False), replays.found(site)
-            if expected is None or found is None or expected.shape != found.shape or np.array_equal(expected, found):
+            whole, found = replays.expected(site, own_weights=False), load_recorded(pair, *replays.traces)[1]
+            expected = None if whole is None else apply_all(whole, pair.reference_steps)
+            if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
                 return None
-            before = replays.found(site._replace(phase="weight")) if site.phase == "weight_after" else None
+            before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
             return with_replay(evidence, expected, found, before, replays.inputs(site))
-        except NotReplayableError:
+        except (NotReplayableError, ReconcileError):
             return None
 
 

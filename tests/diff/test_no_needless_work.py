@@ -9,7 +9,7 @@ from making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift.comparison import _is_clearly_clean
-from firstdrift.judge.replays import Replays
+from firstdrift.judge import introducing
 from firstdrift.program.building import op_fit
 from firstdrift.traces import Trace
 
@@ -45,15 +45,15 @@ def written(tmp_path):
 def work(monkeypatch):
     """Counts what is fitted, replayed and loaded, by site."""
     done = {"fitted": Counter(), "replayed": Counter(), "loaded": Counter()}
-    fitted, replayed, loaded = op_fit.fit, Replays.introduced, Trace.array
+    fitted, replayed, loaded = op_fit.fit, introducing.introduced_at, Trace.array
 
     def counted_fit(trace, site):
         done["fitted"][site.name] += 1
         return fitted(trace, site)
 
-    def counted_replay(self, site, floor):
-        done["replayed"][site.name] += 1
-        return replayed(self, site, floor)
+    def counted_replay(pair, *given):
+        done["replayed"][pair.site.name] += 1
+        return replayed(pair, *given)
 
     def counted_array(self, site):
         record = site if isinstance(site, fd.Record) else self[site]
@@ -61,7 +61,7 @@ def work(monkeypatch):
         return loaded(self, site)
 
     monkeypatch.setattr(op_fit, "fit", counted_fit)
-    monkeypatch.setattr(Replays, "introduced", counted_replay)
+    monkeypatch.setattr(introducing, "introduced_at", counted_replay)
     monkeypatch.setattr(Trace, "array", counted_array)
     return done
 

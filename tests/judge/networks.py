@@ -10,6 +10,7 @@ from torch import nn
 import firstdrift as fd
 from firstdrift.compare.measuring import measure_pairs
 from firstdrift.comparison import align_traces
+from firstdrift.judge.introducing import introduced_at
 from firstdrift.judge.programs import replays_for
 from firstdrift.verdict.graph import Graph
 from firstdrift.verdict.limits import Limits
@@ -132,7 +133,10 @@ def introduced(reference, candidate):
     items = {item.pair.site: item for item in measure_pairs(pairs, opened.reference, opened.candidate)}
     limits = Limits(items, Graph(opened.reference, pairs))
     with replays.running():
-        found = {site: replays.introduced(site, limits.local(items[site], limits.producers(site))) for site in made}
+        found = {
+            site: introduced_at(items[site].pair, replays, limits.local(items[site], limits.producers(site)))
+            for site in made
+        }
     return {site: one for site, one in found.items() if one is not None}, [s for s in made if found[s] is None]
 
 

@@ -182,7 +182,8 @@ def test_what_cannot_be_replayed_says_why_and_what_to_do_instead(tmp_path, monke
         writer.put("odd", "fwd", np.arange(8.0)[::-1] ** 3)
         writer.put_stats("seen", "fwd", {"mean": 0.5}, dtype="f32", shape=(2,))
     why = {
-        "odd": "the reference's trace does not say how it was made, or what it was made from was not recorded on both sides",
+        "odd": "the reference's trace does not say how it was made, or what it was made from was not recorded on both "
+        "sides",
         "seen": "both sides need to have recorded its output, with values",
     }
     for module, reason in why.items():

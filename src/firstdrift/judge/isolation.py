@@ -15,6 +15,7 @@ from ..compare.pairs import Alignment
 from ..compare.result import Verdict
 from ..dtypes import roundoff
 from ..errors import SelectionError
+from ..program.calls import Call
 from ..program.interpreter import NotReplayableError
 from ..sites import Site
 from ..traces import Array, Trace
@@ -98,10 +99,10 @@ def isolate(
     found: list[Figures] = []
     if replays is not None:
         with replays.running():
-            for site, pair in replays.pairs.items():
-                if _is_made_by(module, site, replays) and (one := _figures(site, replays, reference)) is not None:
+            for site in replays.theirs.sites:
+                if _is_made_by(module, site, replays) and (one := _figures(site, replays)) is not None:
                     found.append(one)
-                advance(pair.reference.nbytes)
+                advance(reference[site].nbytes)
     figures = tuple(sorted(found, key=lambda one: one.site.phase != "fwd"))
     return _concluded(module, op, figures, _why(module, alignment))
 
@@ -132,42 +133,39 @@ def _is_made_by(module: str, site: Site, replays: Replays) -> bool:
     return False
 
 
-def _figures(site: Site, replays: Replays, reference: Trace) -> Figures | None:
+def _figures(site: Site, replays: Replays) -> Figures | None:
     """The figures of one site; None where the program does not say."""
     try:
-        return _measured(site, replays, reference)
+        return _measured(site, replays)
     except NotReplayableError:
         return None
 
 
-def _measured(site: Site, replays: Replays, reference: Trace) -> Figures | None:
-    theirs, granted = replays.found(site), replays.run(site, replays.with_reference_weights)
-    ours, exact = reference.array(replays.pairs[site].reference), replays.run(site, lambda wanted: None)
-    if theirs is None or granted is None or exact is None or granted.shape != theirs.shape:
+def _measured(site: Site, replays: Replays) -> Figures | None:
+    theirs, granted = replays.theirs.array(site), replays.run(site, replays.with_reference_weights)
+    ours, exact = replays.reference.array(site), replays.run(site, lambda wanted: None)
+    own, rounded = (replays.run(site, replays.theirs.array, exact=one) for one in (True, False))
+    if theirs is None or granted is None or exact is None or own is None or granted.shape != theirs.shape:
         return None
     if replays.draws(site) and is_other_mask(granted, theirs):
         return None  # the candidate drew other numbers, and which is not on record
-    own = replays.run(site, replays.found)
-    differs = own is not None and not np.array_equal(own, granted, equal_nan=True)
-    rounded = replays.run(site, replays.found, exact=False)
-    pair = replays.pairs[site]
+    pair = replays.theirs.first(site)
     unit = roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
     noise = unit * (SHORT_LIMIT if is_short(unit) else LONG_LIMIT)
-    if rounded is not None and own is not None:
-        noise += GAIN_MARGIN * relative(own, rounded)
-    fed = [relative(*both) for both in _given(site, replays, reference)]
+    noise += 0.0 if rounded is None else GAIN_MARGIN * relative(own, rounded)
+    with_own = None if np.array_equal(own, granted, equal_nan=True) else relative(own, theirs)
+    fed = [relative(*both) for both in _given(site, replays)]
     return Figures(
         site, _operation(site, replays), relative(ours, theirs), relative(exact, granted), relative(granted, theirs),
-        relative(own, theirs) if differs and own is not None else None, relative(exact, ours), noise,
-        max(fed, default=0.0),
+        with_own, relative(exact, ours), noise, max(fed, default=0.0),
     )  # fmt: skip
 
 
-def _given(site: Site, replays: Replays, reference: Trace) -> Iterator[tuple[Array, Array]]:
+def _given(site: Site, replays: Replays) -> Iterator[tuple[Array, Array]]:
     for other in replays.given(site):
-        found = replays.found(other)
+        found = replays.theirs.array(other)
         if found is not None:
-            yield reference.array(replays.pairs[other].reference), found
+            yield replays.reference.array(other), found
 
 
 def relative(expected: Array, found: Array) -> float:
@@ -179,9 +177,12 @@ def relative(expected: Array, found: Array) -> float:
 
 
 def _operation(site: Site, replays: Replays) -> str:
-    """What is computed: by one function, or by how many calls."""
-    names = replays.functions(site)
-    return names[0] if len(names) == 1 else f"{len(replays.calls(site))} calls of the reference's program"
+    """What is computed: by one function as the model's code calls it, or by how many calls."""
+    step, cut = replays.step(site), replays.cut(site)
+    calls = [] if step is None or cut is None else [n for n in cut.nodes if isinstance(step.nodes[n], Call)]
+    written = [] if step is None else [step.as_written(number) for number in calls]
+    names = {getattr(one, "function", None) or one.op for one in written}
+    return names.pop() if len(names) == 1 else f"{len(calls)} calls of the reference's program"
 
 
 def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:

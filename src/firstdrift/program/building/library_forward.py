@@ -144,7 +144,9 @@ class Building:
         """Put the calls of an operation with settings into the step, as those of a site."""
         sites = (*inputs, *(site for _, site in weights))
         ports = [port for port, _ in weights]
-        template = self._template(operation, settings, len(inputs), ports, record, at, [self.type(one) for one in sites])
+        template = self._template(
+            operation, settings, len(inputs), ports, record, at, [self.type(one) for one in sites]
+        )
         values = tuple(map(self.value, sites))  # before the number of the first call: they may be leaves to be added
         made = Made(template, values, sites, len(self.nodes))
         self.calls(made, template.calls[: template.forward], part, record.site.name)
