@@ -281,6 +281,12 @@ def test_a_hugging_face_directory_is_copied_with_all_that_belongs_to_it(tmp_path
     assert same(open_checkpoint(tmp_path / "shards"), weights())
     with pytest.raises(TraceExistsError, match="exists"):
         convert(source, tmp_path / "shards", format="hf")
+    convert(
+        source, tmp_path / "shards", format="hf", dtype="bf16", overwrite=True
+    )  # and not the shards that were there
+    assert same(open_checkpoint(tmp_path / "shards"), weights(ml_dtypes.bfloat16))
+    convert(source, tmp_path / "shards", format="hf", shard_bytes=200, overwrite=True)
+    assert same(open_checkpoint(tmp_path / "shards"), weights())
     with pytest.raises(TraceExistsError, match="is the checkpoint that is read"):
         convert(source, source, format="hf", overwrite=True)
     with pytest.raises(FormatError, match="needs a config.json"):

@@ -8,8 +8,8 @@ from .families import checkpoint_names
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mistral": "llama"}
 
 
-def write_gguf(path, model, *, divisors=None, **extra):
-    """The weights and settings of a model; `extra` are further keys after the architecture."""
+def write_gguf(path, model, *, divisors=None, tokenizer=None, **extra):
+    """The weights and settings of a model; `extra` are further keys after the architecture, `tokenizer` those of it."""
     config = model.config
     name = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(str(path), name)
@@ -27,6 +27,9 @@ def write_gguf(path, model, *, divisors=None, **extra):
     for key, value in extra.items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{name}.{key.replace('__', '.')}", value)
+    for key, value in (tokenizer or {}).items():
+        add = {int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string, list: writer.add_array}
+        add[type(value)](key, value)
     names = gguf.get_tensor_name_map(
         next(arch for arch, spelled in gguf.MODEL_ARCH_NAMES.items() if spelled == name), config.num_hidden_layers
     )

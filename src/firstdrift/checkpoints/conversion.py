@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from ..bars import Bar, no_bar
+from ..dtypes import ITEMSIZE
 from ..errors import FormatError, TraceExistsError
 from ..mapped import Bytes
 from .about import metadata_for
 from .blocks import GEOMETRY
 from .checkpoint import Checkpoint, Entry
 from .hf_directory import FORMAT as HF
-from .hf_writer import weights_path, write_companions
+from .hf_writer import Companions, own_companions, weights_path, write_companions
 from .opening import open_checkpoint
 from .rounding import Rounding
 from .tensors import Tensor
@@ -29,8 +31,12 @@ def convert(
     shard_bytes: int = DEFAULT_SHARD,
     overwrite: bool = False,
     bar: Bar = no_bar,
+    companions: Callable[[Checkpoint], Companions] = own_companions,
 ) -> Report:
-    """Write the tensors and metadata of `source` to `target`; the report says what is no longer the same."""
+    """Write the tensors and metadata of `source` to `target`; the report says what is no longer the same.
+
+    `companions` makes what a Hugging Face directory has beside its weights.
+    """
     target = Path(target)
     chosen = format or format_of(target)
     if chosen is None:
@@ -40,20 +46,33 @@ def convert(
             raise FormatError(
                 f"{checkpoint.path}: holds no tensors ({'; '.join(checkpoint.notes)}); nothing to convert"
             )
-        file, written = weights_path(checkpoint, target, shard_bytes) if chosen == HF else (target, chosen)
+        beside = companions(checkpoint) if chosen == HF else None
+        file, written = (target, chosen)
+        if beside is not None:
+            file, written = weights_path(target, _numbers(checkpoint, dtype), shard_bytes)
         _check_target(checkpoint, target, file, overwrite)
         held = tuple(load_writer(written, file).DTYPES)
-        tensors = [_tensor(checkpoint, entry, held, written, dtype) for entry in checkpoint.entries.values()]
-        metadata, notes = ({"format": "pt"}, []) if chosen == HF else metadata_for(checkpoint, written)
+        left = frozenset() if beside is None else beside.said
+        entries = [entry for name, entry in checkpoint.entries.items() if name not in left]
+        tensors = [_tensor(checkpoint, entry, held, written, dtype) for entry in entries]
+        metadata, notes = metadata_for(checkpoint, written) if beside is None else ({"format": "pt"}, [*beside.notes])
         report = write_tensors(
             file, tensors, format=written, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes, bar=bar,
             verify=checkpoint.check_unchanged, types=checkpoint.types,
         )  # fmt: skip
-        if chosen == HF:
-            notes = write_companions(checkpoint, target, dtype)
+        if beside is not None:
+            write_companions(beside, target, file, dtype)
         tied = [f"{name} is {stored}, and is not stored again" for name, stored in checkpoint.aliases.items()]
         notes = [*checkpoint.notes, *notes, *tied, *report.notes]
         return replace(report, path=target, format=chosen, notes=tuple(notes))
+
+
+def _numbers(checkpoint: Checkpoint, dtype: str | None) -> int:
+    """Bytes of all tensors as numbers, which is what safetensors holds of quantized ones."""
+    sizes = (
+        (entry.size, dtype or ("f32" if entry.quantized else entry.dtype)) for entry in checkpoint.entries.values()
+    )
+    return sum(size * ITEMSIZE.get(kind, 1) for size, kind in sizes)
 
 
 def _check_target(checkpoint: Checkpoint, target: Path, file: Path, overwrite: bool) -> None:

@@ -10,6 +10,8 @@ import click
 from .options import debug_option, json_option, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
+    from ..checkpoints.checkpoint import Checkpoint
+    from ..checkpoints.hf_writer import Companions
     from ..checkpoints.inspection import Inspected, Inspection
     from ..checkpoints.writing import Report
 
@@ -79,18 +81,36 @@ def convert(
     \b
     firstdrift weights convert model.gguf model.safetensors
     firstdrift weights convert model.safetensors model.apr --dtype f16
+    firstdrift weights convert model.gguf model/ --format hf
     """
     from ..checkpoints.conversion import convert as convert_checkpoint
     from ..checkpoints.writing import DEFAULT_SHARD
 
     report = convert_checkpoint(
         source, target, format=format, dtype=dtype, shard_bytes=shard_bytes or DEFAULT_SHARD, overwrite=force,
-        bar=progress,
+        bar=progress, companions=_companions,
     )  # fmt: skip
     if as_json:
         print_json({"schema": SCHEMA_CONVERT, **report.to_json()})
     else:
         say(report_text(report))
+
+
+def _companions(checkpoint: Checkpoint) -> Companions:
+    """The config.json and tokenizer of a Hugging Face directory, derived where the source is a file."""
+    from ..checkpoints.hf_directory import FORMAT
+    from ..checkpoints.hf_writer import own_companions
+    from ..errors import FormatError
+
+    if checkpoint.format == FORMAT:  # which needs no torch
+        return own_companions(checkpoint)
+    try:
+        from ..decoder.hf_companions import companions_of
+    except ModuleNotFoundError as error:
+        raise FormatError(
+            f"{checkpoint.path}: deriving a config.json needs {error.name}; pip install 'firstdrift[decoder]'"
+        ) from None
+    return companions_of(checkpoint)
 
 
 def inspection_text(found: Inspection) -> str:

@@ -40,14 +40,24 @@ def load_with_proof(
 ) -> tuple[Decoder, Loaded]:
     """The model, and for each of its tensors where its numbers came from. `bar` counts the model's bytes."""
     with open_checkpoint(path) as checkpoint:
-        refuse_missing_layers(checkpoint, config)
-        with torch.device("meta"):
-            model = Decoder(config).to(dtype or dtype_of(checkpoint))
-        _refuse_other_shapes(model, checkpoint)
+        model, _ = described(checkpoint, config, dtype)
         model = model.to_empty(device="cpu")
         model.tie()
         with bar("loading", sum(one.nbytes for one in model.parameters())) as advance:
             return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
+
+
+def described(
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None
+) -> tuple[Decoder, list[str]]:
+    """The model of the settings, without memory yet, and the tensors that it has no place for."""
+    refuse_missing_layers(checkpoint, config)
+    with torch.device("meta"):
+        model = Decoder(config).to(dtype or dtype_of(checkpoint))
+    plan = make_plan(checkpoint, destinations(model), None)
+    if plan.problems:
+        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)
+    return model, plan.extra
 
 
 def dtype_of(checkpoint: Checkpoint) -> torch.dtype:
@@ -70,10 +80,3 @@ def refuse_missing_layers(checkpoint: Checkpoint, config: DecoderConfig) -> None
     problems = [f"{not_present(name, checkpoint)}; {why}" for name, why in wanted.items() if name not in checkpoint]
     if problems:
         raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", problems)
-
-
-def _refuse_other_shapes(model: Decoder, checkpoint: Checkpoint) -> None:
-    """Before memory is asked for: the settings may claim more than the file has."""
-    plan = make_plan(checkpoint, destinations(model), None)
-    if plan.problems:
-        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)

@@ -69,7 +69,7 @@ def tokenizers_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise CaptureError("a prompt needs the tokenizers library; pip install 'firstdrift[decoder]'") from None
+        raise CaptureError("a tokenizer needs the tokenizers library; pip install 'firstdrift[decoder]'") from None
     return tokenizers
 
 
