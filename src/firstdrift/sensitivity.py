@@ -13,10 +13,11 @@ from ._kernels.layout import matrix_shape
 from ._kernels.results import Detail, Region
 from .compare.measuring import Measured, load_pair, measure_pairs
 from .compare.result import Verdict
-from .comparison import Source, align_traces
+from .comparison import Opened, Source, align_traces
 from .dtypes import roundoff
 from .errors import SelectionError
 from .sites import Site
+from .traces import unchanged
 from .verdict.calibrated import figure
 from .verdict.graph import Graph
 from .verdict.judge import judge, watch
@@ -70,15 +71,21 @@ def power(
     implementation has. `only` and `phases` are globs on what is reported. Nothing is read more than once.
     """
     opened = align_traces(reference, reference if candidate is None else candidate)
+    opened.reference.matching(only, phases)  # a pattern that matches nothing is an error
+    with unchanged(opened.reference, opened.candidate):
+        return _power(opened, candidate is not None, only, phases, advance or (lambda count: None))
+
+
+def _power(
+    opened: Opened, pair: bool, only: Sequence[str], phases: Sequence[str], tell: Callable[[int], None]
+) -> Power:
     ours, theirs = opened.reference, opened.candidate
-    ours.matching(only, phases)  # a pattern that matches nothing is an error
-    tell = advance or (lambda count: None)
     graph = Graph(ours, opened.alignment.pairs)
     measured = []
     for item in measure_pairs(opened.alignment.pairs, ours, theirs):
         measured.append(item)
         tell(1)
-    if candidate is None:
+    if not pair:
         measured = _with_usual_noise(measured, graph)
     judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs))
     wrong = next((result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)), None)
@@ -90,7 +97,7 @@ def power(
     sees = watch(measured, graph, judged)
     found = [_visible(item, sees) for item in measured if item.pair.reference.site in asked and _counts(item)]
     calibrated = any(figure(item.pair.reference) is not None for item in measured)
-    return Power(tuple(found), calibrated, candidate is not None)
+    return Power(tuple(found), calibrated, pair)
 
 
 def _counts(item: Measured) -> bool:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 import firstdrift as fd
 from firstdrift import mapped
+from firstdrift.comparison import align_traces
 from firstdrift.formats import native, npy_steps, npz, safetensors_file
+from firstdrift.replay.isolation import isolate
 
 LARGE = 1 << 20  # elements: far more than a page, so that a map of what is cut off has nothing behind it
 SIDES = ("reference", "candidate")
@@ -131,6 +134,46 @@ def test_numbers_written_over_between_two_reads_are_noticed(tmp_path: Path) -> N
 
     with pytest.raises(fd.FormatError, match="candidate.*was changed since"):
         fd.diff(ours, theirs, advance=advance)
+
+
+def _isolate(ours: fd.Trace, theirs: fd.Trace, advance: Callable[[int], None]) -> object:
+    return isolate(ours, theirs, align_traces(ours, theirs).alignment, "layer1", advance)
+
+
+def _power(ours: fd.Trace, theirs: fd.Trace, advance: Callable[[int], None]) -> object:
+    return fd.power(ours, theirs, advance=advance)
+
+
+@pytest.mark.parametrize("command", [_isolate, _power], ids=["isolate", "power"])
+@pytest.mark.parametrize("side", SIDES)
+def test_numbers_written_over_after_the_last_read_are_noticed(
+    tmp_path: Path, side: str, command: Callable[..., object]
+) -> None:
+    ours, theirs = fd.open_trace(_write(tmp_path / "reference")), fd.open_trace(_write(tmp_path / "candidate"))
+    told = 0
+
+    def advance(count: int) -> None:
+        nonlocal told
+        told += 1
+        if told == len(ours):
+            _write_over(tmp_path / side / "data-00000.bin")
+
+    with pytest.raises(fd.FormatError, match=f"{side}.*was changed since"):
+        command(ours, theirs, advance)
+
+
+def test_a_reference_written_over_while_it_is_calibrated_is_noticed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    told = 0
+
+    def advance(count: int) -> None:
+        nonlocal told
+        told += 1
+        if told == 2:  # the reference and its float64 run were recorded and read
+            _write_over(tmp_path / "t" / "data-00000.bin")
+
+    with pytest.raises(fd.FormatError, match="was changed since"):
+        fd.calibrate(torch.nn.Linear(64, 64), torch.ones(2, 64), tmp_path / "t", advance=advance)
 
 
 def test_bytes_changed_behind_the_clock_are_noticed_by_verify(tmp_path: Path) -> None:

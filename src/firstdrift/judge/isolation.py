@@ -18,7 +18,7 @@ from ..errors import SelectionError
 from ..program.calls import Call
 from ..program.interpreter import NotReplayableError
 from ..sites import Site
-from ..traces import Array, Trace
+from ..traces import Array, Trace, unchanged
 from ..verdict.introduced import is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.noise import GAIN_MARGIN
@@ -88,7 +88,14 @@ def isolate(
     reference: Trace, candidate: Trace, alignment: Alignment, module: str,
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> Isolated:  # fmt: skip
-    """Replay one module, forward and backward, and conclude."""
+    """Replay one module, forward and backward, and conclude; refused if a file changed meanwhile."""
+    with unchanged(reference, candidate):
+        return _isolated(reference, candidate, alignment, module, advance)
+
+
+def _isolated(
+    reference: Trace, candidate: Trace, alignment: Alignment, module: str, advance: Callable[[int], None]
+) -> Isolated:
     if not any(record.site.name == module for record in reference):
         near = sorted({record.site.name for record in reference if module.lower() in record.site.name.lower()})[:3]
         hint = f"near it: {', '.join(near)}" if near else "`firstdrift show` lists the names there are"

@@ -16,7 +16,7 @@ from ..errors import FirstdriftError
 from ..opening import open_trace
 from ..sites import Site
 from ..store.annotate import annotate
-from ..traces import Trace
+from ..traces import Trace, unchanged
 from ..tracing import trace
 from ..verdict.calibrated import AGREE, figure, is_rounding
 from ..verdict.limits import CALIBRATION, worst_part
@@ -119,7 +119,9 @@ def _distances(reference: Trace, other: Trace) -> Distances:
     """How far another run is from the reference, at every site that both have and that was computed."""
     found: Distances = {}
     pairs = [pair for pair in align(reference, other).pairs if pair.site.phase not in GIVEN]
-    for item in measure_pairs(pairs, reference, other):
+    with unchanged(reference, other):
+        items = list(measure_pairs(pairs, reference, other))
+    for item in items:
         measured = item.measurement
         if measured is None or item.is_integer or not measured.nonfinite_agree or measured.rel_l2 is None:
             continue
