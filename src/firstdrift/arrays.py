@@ -46,6 +46,8 @@ def _from_torch(tensor: Any) -> Any:
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
     short = _TORCH_NAMES.get(name)
+    if sys.modules["torch"].utils._python_dispatch.is_traceable_wrapper_subclass(tensor):  # its address is no address
+        raise TypeError("it has no memory of its own")
     dtype = np.dtype(name) if short is None else np.dtype(f"u{numpy_dtype(short).itemsize}")
     array = np.asarray(_Memory(tensor, dtype)) if tensor.numel() else np.empty(tuple(tensor.shape), dtype)
     return array if short is None else array.view(numpy_dtype(short))

@@ -17,7 +17,8 @@ import networks
 import numpy as np
 import pytest
 import torch
-from networks import NETWORKS, Bits, assert_same_bits, batch, fill_disk, forward
+from networks import NETWORKS, batch, fill_disk, forward
+from run_bits import Bits, assert_same_bits
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 

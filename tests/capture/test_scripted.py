@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from networks import Bits, assert_same_bits
+from run_bits import Bits, assert_same_bits
 from torch import nn
 
 import firstdrift as fd

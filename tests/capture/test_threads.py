@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import networks
 import pytest
 import torch
-from networks import Bits, assert_same_bits
+from run_bits import Bits, assert_same_bits
 from taking import values
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

@@ -8,6 +8,7 @@ import torch
 from taking import ByHand, assert_holds, keys, record, same_bits, values
 from torch import nn
 from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 
 import firstdrift as fd
 
@@ -624,3 +625,15 @@ def test_a_tied_parameter_is_recorded_once_with_all_its_names(tmp_path):
     assert record(tmp_path / "a", "weight :one").aliases == ("third.two",)
     named = {(pair.site.phase, pair.site.name) for pair in fd.diff(tmp_path / "a", tmp_path / "a").pairs}
     assert {("weight", "head"), ("grad", "third"), ("weight_after", "head")} <= named
+
+
+def test_a_tensor_made_of_others_has_no_memory_that_could_be_read(tmp_path):
+    """Numpy would read at address 0, and end the process."""
+    two = TwoTensor(torch.ones(3), torch.zeros(3))
+    with fd.Writer(tmp_path / "t") as writer, pytest.raises(fd.SiteError, match="no memory of its own"):
+        writer.put("x", "fwd", two)
+    model = nn.Identity()
+    with fd.trace(model, tmp_path / "model"):
+        assert torch.equal(model(two).a, two.a)
+    (record,) = (one for one in fd.open_trace(tmp_path / "model") if (one.site.phase, one.site.port) == ("fwd", "out"))
+    assert record.absent == "not comparable: a TwoTensor, which is made of other tensors; unwrap it to have it compared"

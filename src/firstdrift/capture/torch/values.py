@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...arrays import as_array
 from ...dtypes import ML_NAMES, dtype_name, numpy_dtype
@@ -34,6 +36,8 @@ def array_of(tensor: torch.Tensor) -> Array:
     """The numbers of a tensor as they are now: its own memory wherever numpy can look at it."""
     if isinstance(tensor, FakeTensor) and _counting.get():
         return np.broadcast_to(np.zeros((), _numpy_dtype(tensor.dtype)), tuple(tensor.shape))
+    if is_spread(tensor):
+        tensor = own_part(tensor)
     if why := without_values(tensor):
         raise NotComparableError(f"{NOT_COMPARABLE}{why}")
     try:
@@ -112,6 +116,19 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
         raise NotComparableError(f"not comparable: dtype {dtype}") from None
 
 
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is spread over the ranks of a run (FSDP2, tensor parallelism)."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def own_part(tensor: Any) -> torch.Tensor:
+    """What this rank holds of a tensor that is spread over several; nobody is asked for the rest."""
+    with torch.no_grad():
+        found: torch.Tensor = tensor.to_local()
+    return found
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor only counts what a trace would hold."""
     return isinstance(tensor, FakeTensor)
@@ -129,4 +146,6 @@ def without_values(tensor: torch.Tensor) -> str | None:
         return "a quantized tensor; dequantize it to have it compared"
     if tensor.is_nested:
         return "a nested tensor; pad it to have it compared"
+    if is_traceable_wrapper_subclass(tensor):
+        return f"a {type(tensor).__name__}, which is made of other tensors; unwrap it to have it compared"
     return None
