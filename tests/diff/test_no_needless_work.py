@@ -8,6 +8,7 @@ import pytest
 from making import noisy, normal, record
 
 import firstdrift as fd
+from firstdrift.compare import measuring
 from firstdrift.comparison import _is_clearly_clean
 from firstdrift.judge import introducing
 from firstdrift.program.building import op_fit
@@ -126,3 +127,16 @@ def test_a_nan_of_any_bits_is_compared_without_a_warning(tmp_path):
             writer.put("fc", "weight", signalling if side == "candidate" else x[:2], port="weight")
             writer.put("fc", "fwd", signalling if side == "candidate" else x @ x[:2].T, op="linear")
     assert fd.diff(tmp_path / "reference", tmp_path / "candidate").exit_code == 1
+
+
+def test_updates_of_equal_weights_by_equal_gradients_are_subtracted_once(tmp_path, monkeypatch):
+    subtracted = []
+    plain = measuring._difference
+    monkeypatch.setattr(measuring, "_difference", lambda after, before: subtracted.append(1) or plain(after, before))
+    monkeypatch.setattr(measuring, "_uncertain", lambda *sides: pytest.fail("equal gradients leave nothing open"))
+    step = {"weight fc": W, "grad fc": normal(8, 16, seed=4), "weight_after fc": W * np.float32(0.9)}
+    result = fd.diff(record(tmp_path / "r", step), record(tmp_path / "c", step))
+    assert (result.verdict, len(subtracted)) == ("same", 1)
+    other = step | {"weight_after fc": W * np.float32(0.8)}
+    assert fd.diff(tmp_path / "r", record(tmp_path / "d", other)).verdict == "drift"
+    assert len(subtracted) == 3
