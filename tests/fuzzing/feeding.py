@@ -54,7 +54,7 @@ class Fed:
         assert self.peak <= MEMORY, f"{self.peak >> 20} MiB beyond the files"
 
 
-def feed(subject: Subject, directory: Path, seeds: range) -> Fed:
+def feed(subject: Subject, directory: Path, seeds: range, begins: Callable[[int], object] = lambda seed: None) -> Fed:
     """One damaged input a seed. Whatever is wrong is kept and said at the end, with the seed that repeats it."""
     fed = Fed()
     for name in subject.parts:
@@ -63,6 +63,7 @@ def feed(subject: Subject, directory: Path, seeds: range) -> Fed:
         subject.put(directory, subject.parts)
         subject.read(directory)
     for seed in seeds:
+        begins(seed)
         parts = subject.damaged(Random(seed))
         subject.put(directory, parts)
         _feed_one(fed, partial(subject.read, directory), seed, sum(map(len, parts.values())))

@@ -1,8 +1,12 @@
 """Half a million damaged inputs for every reader and the program: errors of ours or an answer, in little memory."""
 
+import os
+import signal
+import sys
 from math import ceil
 
 import pytest
+from apart import feed_apart
 from feeding import Subject, feed
 from text_subjects import TEXTS
 from trace_subjects import TRACES
@@ -29,7 +33,7 @@ def test_damaged_inputs_give_answers_or_our_errors_in_little_memory(name, seeds,
     whole, place = tmp_path / "whole", tmp_path / "fed"
     whole.mkdir()
     place.mkdir()
-    fed = feed(SUBJECTS[name][0](whole), place, seeds)
+    fed = feed_apart(SUBJECTS[name][0](whole), place, seeds)
     counted("fuzzed inputs", fed.inputs, peak=fed.peak)
     fed.assert_ours()
     assert fed.inputs == len(seeds)
@@ -52,3 +56,23 @@ def test_the_feeder_tells_of_foreign_errors_and_of_memory(tmp_path):
     assert "MiB beyond its" in said
     with pytest.raises(AssertionError, match="UnicodeDecodeError"):
         fed.assert_ours()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_reader_that_ends_its_process_ends_no_other_and_its_input_is_named(tmp_path):
+    def deadly(directory):
+        if (directory / "f").read_bytes() != b"whole":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fed = feed_apart(Subject({"f": b"whole"}, deadly), tmp_path, range(7, 20))
+    with pytest.raises(AssertionError, match="input +7: the process ended by signal 9"):
+        fed.assert_ours()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory")
+def test_a_reader_that_asks_for_all_memory_gets_an_error(tmp_path):
+    def greedy(directory):
+        return bytearray(1 << 44 if (directory / "f").read_bytes() != b"whole" else 1)
+
+    fed = feed_apart(Subject({"f": b"whole"}, greedy), tmp_path, range(3))
+    assert "MemoryError" in " ".join(fed.foreign.values())
