@@ -16,7 +16,7 @@ from firstdrift.sweeping.answer import SweepResult
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-WIDE = 512
+WIDE, NARROW = 512, 128  # of weights that a few calls, or many, may leave behind
 GROWTH = 48 << 20  # bytes that an allocator may keep to itself, and less than the copies that one check makes
 
 
@@ -146,20 +146,21 @@ def _maps_of(folder: Path) -> int:
         return sum(str(folder) in line for line in maps)
 
 
+def _side(wrong: float) -> Callable[..., None]:
+    def run(out: str, width: int) -> None:
+        rng = np.random.default_rng(0)
+        x, w = rng.standard_normal((4, width), np.float32), rng.standard_normal((width, width), np.float32)
+        with fd.Writer(out) as writer:
+            writer.put("", "input", x, port="0")
+            writer.put("layer", "weight", w, port="weight")
+            writer.put("layer", "fwd", x @ w.T * np.float32(wrong if width > 16 else 1), port="out")
+
+    return run
+
+
 def test_a_sweep_leaves_nothing_open(tmp_path: Path, uncollected: None) -> None:
-    def side(wrong: float) -> Callable[..., None]:
-        def run(out: str, width: int) -> None:
-            rng = np.random.default_rng(0)
-            x, w = rng.standard_normal((4, width), np.float32), rng.standard_normal((width, width), np.float32)
-            with fd.Writer(out) as writer:
-                writer.put("", "input", x, port="0")
-                writer.put("layer", "weight", w, port="weight")
-                writer.put("layer", "fwd", x @ w.T * np.float32(wrong if width > 16 else 1), port="out")
-
-        return run
-
     def sweep() -> SweepResult:
-        return fd.sweep({"width": [8, 16, 32]}, side(1.0), side(1.5), jobs=1)
+        return fd.sweep({"width": [8, 16, 32]}, _side(1.0), _side(1.5), jobs=1)
 
     sweep()
     before = _held()
@@ -168,24 +169,39 @@ def test_a_sweep_leaves_nothing_open(tmp_path: Path, uncollected: None) -> None:
     assert [row.exit_code for row in kept[0].rows] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("calls", [12, pytest.param(500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["clean", "gradient"])
-def test_memory_does_not_grow(kind: str, calls: int) -> None:
-    """Weights of a few MiB, so that copies that stay behind would show."""
-    torch.manual_seed(0)
-    candidate = nn.GELU() if kind == "clean" else nn.GELU("tanh")
-    ours, theirs = Block(nn.GELU(), width=WIDE), Block(candidate, width=WIDE)
+def _wide(activation: nn.Module, width: int, **options: object) -> Callable[[], object]:
+    ours, theirs = Block(nn.GELU(), width=width), Block(activation, width=width)
     theirs.load_state_dict(ours.state_dict())
-    options = {} if kind == "clean" else {"loss_fn": _loss}
+    x = torch.randn(2, width)
+    return lambda: fd.check(reference=ours, candidate=theirs, inputs=x, **options)  # type: ignore[arg-type]
 
-    def check() -> None:
-        fd.check(reference=ours, candidate=theirs, inputs=torch.randn(2, WIDE), **options)  # type: ignore[arg-type]
 
+def _diff(folder: Path) -> Callable[[], object]:
+    paths = _traces(folder, nn.GELU(), nn.GELU("tanh"))
+    return lambda: fd.diff(*paths)
+
+
+GROWING: dict[str, Callable[[Path, int], Callable[[], object]]] = {
+    "clean": lambda folder, width: _wide(nn.GELU(), width),
+    "gradient": lambda folder, width: _wide(nn.GELU("tanh"), width, loss_fn=_loss),
+    "unexplained": lambda folder, width: _check(Block(Odd())),
+    "diff": lambda folder, width: _diff(folder),
+    "sweep": lambda folder, width: lambda: fd.sweep({"width": [8, 32]}, _side(1.0), _side(1.5), jobs=1),
+}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("calls", "width"), [(12, WIDE), pytest.param(500, NARROW, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", GROWING)
+def test_memory_does_not_grow(kind: str, calls: int, width: int, tmp_path: Path) -> None:
+    """One copy of the weights that each call left behind would show."""
+    torch.manual_seed(0)
+    call = GROWING[kind](tmp_path, width)
     for _ in range(3):
-        check()
+        call()
     gc.collect()
     held, before = _held(), _resident()
     for _ in range(calls):
-        check()
+        call()
     assert _held() == held
     assert _resident() - before < GROWTH
