@@ -113,25 +113,26 @@ def taps(training: Training) -> Row:
 
 
 def inside_hooks(traced: Callable[[], None], runs: int = 3) -> float:
-    """The time of a traced step over the same time less what was spent in our hooks."""
-    return median(whole / (whole - spent) for whole, spent in hook_times(traced, runs))
+    """What a traced step takes over what it takes without our hooks."""
+    return median((step + spent) / step for step, spent in hook_times(traced, runs))
 
 
 def hook_times(traced: Callable[[], None], runs: int) -> Iterator[tuple[float, float]]:
-    """Times of a traced step, and how much of each was spent in our hooks.
+    """Seconds of a step, and of our hooks in it, as an idle machine would take them.
 
-    Both from one run, because on a shared machine two steps differ by more than a trace costs.
+    Both are CPU time of one run, because on a shared machine two steps differ by more than a trace costs. The step's
+    is divided by the threads that share it: no machine is faster than that. Hooks run in one.
     """
     spent = 0.0
 
     def timed(work: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object, **kwargs: object) -> object:
             nonlocal spent
-            start = time.perf_counter()
+            start = time.thread_time()
             try:
                 return work(*args, **kwargs)
             finally:
-                spent += time.perf_counter() - start
+                spent += time.thread_time() - start
 
         return run
 
@@ -148,20 +149,23 @@ def hook_times(traced: Callable[[], None], runs: int) -> Iterator[tuple[float, f
         traced()
         for _ in range(runs):
             spent = 0.0
-            yield seconds(traced), spent
+            whole = seconds(traced, time.process_time)
+            yield (whole - spent) / torch.get_num_threads(), spent
 
 
 def full(path: Path, training: Training) -> Iterator[Row]:
     """A full trace, against the step followed by plain write() of as many bytes into new files beside it."""
     source = memoryview(np.ones(64 << 20))  # 512 MiB: as little of it is in a cache as of a model's tensors
     ratios, size = [], 0
-    for whole, spent in hook_times(training.traced(path), PAIRS):
+    for step, spent in hook_times(training.traced(path), PAIRS):
         sizes = [file.stat().st_size for file in path.glob("*.bin")]
         size = sum(sizes)
         plain = path.with_name("plain")
         shutil.rmtree(path)
         plain.mkdir()
-        ratios.append(whole / (whole - spent + seconds(partial(_write, plain, sizes, source))))
+        writing = seconds(partial(_write, plain, sizes, source), time.process_time)
+        print(f"    step {step:.2f} s, hooks {spent:.2f} s, write() {writing:.2f} s", flush=True)
+        ratios.append((step + spent) / (step + writing))
         shutil.rmtree(plain)
     yield Row(f"a full trace ({size / 2**30:.1f} GiB), against the step and write()", median(ratios), 1.2, False)
 

