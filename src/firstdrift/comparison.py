@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
+BEHIND_DRIFT = 1 << 24  # elements that are replayed behind a drift, to tell whether it is the only one
 USUAL = 0.1  # of what noise can be at most, it usually is
 
 
@@ -137,12 +138,13 @@ def _compared(
 
         judged = judge_by_jump(measured, judged, abs_floor)
     elif truths is None:
-        asked = [result.site for result in judged if _is_in_doubt(result)]
+        doubted = [result for result in judged if _is_in_doubt(result)]
+        asked = [result.site for result in doubted]
         replays = replays_for(ours, theirs, alignment.pairs, asked)
         if asked and not is_torch_here():
             notes.append(_without_torch(len(asked)))
         layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
-        introduced = {} if replays is None else _introduced(replays, asked, measured, graph)
+        introduced = {} if replays is None else _introduced(replays, doubted, measured, graph)
         judged = settle(judged, introduced, graph, layouts)
         judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
     why = partial(_explain, compared=compared, replays=replays)
@@ -170,19 +172,27 @@ def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Tra
 
 
 def _introduced(
-    replays: Replays, asked: Sequence[Site], measured: Sequence[Measured], graph: Graph
+    replays: Replays, doubted: Sequence[PairResult], measured: Sequence[Measured], graph: Graph
 ) -> dict[Site, Introduced]:
-    """What the reference's program says of the pairs that the one pass over their bytes left in doubt."""
+    """What the reference's program says of the pairs that the one pass over their bytes left in doubt.
+
+    Behind a drift all differ, and the nearest say whether it is the only one: further ones are left to the limits.
+    """
     from .judge.introducing import between, introduced_at
 
     items = {item.pair.site: item for item in measured}
     limits = Limits(items, graph)
     found: dict[Site, Introduced] = {}
+    left, drifted = BEHIND_DRIFT, False
     with replays.running():
-        for site in asked:
-            pair = items[site].pair
+        for result in doubted:
+            site, pair = result.site, result.pair
+            left -= pair.count if drifted else 0
+            if left < 0:
+                break
             own = introduced_at(pair, replays, limits.local(items[site], limits.producers(site)))
             if own is not None:
+                drifted |= own.beyond_noise
                 by = between(pair.reference.site, replays, shown) if own.beyond_noise else ""
                 found[site] = replace(own, between=by)
     return found

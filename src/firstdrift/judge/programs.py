@@ -36,10 +36,12 @@ def replays_for(
     where torch is not installed, which runs it."""
     if not asked or not is_torch_here():
         return None
+    from ..program.process_settings import as_recorded
     from ..program.read_program import read_program
     from .replays import Replays
 
-    program = program_for(reference, asked)
+    with as_recorded({}):
+        program = program_for(reference, asked)
     if program is None:
         return None
     return Replays(reference, candidate, pairs, program, read_program(candidate), starts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import parent_process
 
 import torch
 
@@ -21,9 +22,13 @@ def flushes_denormals() -> bool:
 
 @contextmanager
 def as_recorded(header: Mapping[str, Json]) -> Iterator[None]:
-    """With as many threads as the run had, because sums are split among them, its default dtype and its denormals."""
+    """With as many threads as the run had, because sums are split among them, its default dtype and its denormals.
+
+    A worker process has one: threads do not survive a fork, so that waiting for them would never end, and its siblings
+    have the other processors.
+    """
     threads, dtype, flushed = torch.get_num_threads(), torch.get_default_dtype(), flushes_denormals()
-    wanted = header.get("threads")
+    wanted = header.get("threads") if parent_process() is None else 1
     if type(wanted) is int and 0 < wanted <= MOST_THREADS:
         torch.set_num_threads(wanted)
     torch.set_default_dtype(_DEFAULTS.get(str(header.get("default_dtype", "f32")), torch.float32))
