@@ -13,7 +13,7 @@ import firstdrift as fd
 from firstdrift import mapped
 from firstdrift.comparison import align_traces
 from firstdrift.formats import native, npy_steps, npz, safetensors_file
-from firstdrift.replay.isolation import isolate
+from firstdrift.judge.isolation import isolate
 
 LARGE = 1 << 20  # elements: far more than a page, so that a map of what is cut off has nothing behind it
 SIDES = ("reference", "candidate")
