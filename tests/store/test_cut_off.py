@@ -27,6 +27,15 @@ def _write(path: Path, factor: float = 1.0, **options: object) -> Path:
     return path
 
 
+def _write_relu(path: Path) -> Path:
+    """Two layers of which the second can be computed once more."""
+    numbers = np.random.default_rng(0).standard_normal((4, LARGE // 4), np.float32)
+    with fd.Writer(path) as writer:
+        writer.put("layer0", "fwd", numbers)
+        writer.put("layer1", "fwd", np.maximum(numbers, 0), op="ReLU")
+    return path
+
+
 def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """In a process of its own: what is tested used to end it."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -149,7 +158,7 @@ def _power(ours: fd.Trace, theirs: fd.Trace, advance: Callable[[int], None]) -> 
 def test_numbers_written_over_after_the_last_read_are_noticed(
     tmp_path: Path, side: str, command: Callable[..., object]
 ) -> None:
-    ours, theirs = fd.open_trace(_write(tmp_path / "reference")), fd.open_trace(_write(tmp_path / "candidate"))
+    ours, theirs = (fd.open_trace(_write_relu(tmp_path / side)) for side in SIDES)
     told = 0
 
     def advance(count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -104,12 +105,12 @@ def _isolated(
     asked = [pair.site for pair in alignment.pairs if pair.site.phase in ("fwd", "grad")]
     replays = replays_for(reference, candidate, alignment.pairs, asked, partial(_starts, module))
     found: list[Figures] = []
-    if replays is not None:
-        with replays.running():
-            for site in replays.theirs.sites:
-                if _is_made_by(module, site, replays) and (one := _figures(site, replays)) is not None:
-                    found.append(one)
-                advance(reference[site].nbytes)
+    with nullcontext() if replays is None else replays.running():
+        for site in dict.fromkeys(pair.reference.site for pair in alignment.pairs):
+            made = replays is not None and site in replays.theirs and _is_made_by(module, site, replays)
+            if replays is not None and made and (one := _figures(site, replays)) is not None:
+                found.append(one)
+            advance(reference[site].nbytes)
     figures = tuple(sorted(found, key=lambda one: one.site.phase != "fwd"))
     return _concluded(module, op, figures, _why(module, alignment))
 
