@@ -244,11 +244,13 @@ def test_the_bar_counts_the_bytes_of_both_sides_and_only_on_a_terminal(traces, m
     assert cli_diff._bytes_on_disk("ref", "same") == on_disk
 
 
-def test_a_plain_comparison_loads_neither_rich_nor_yaml_nor_torch(traces):
+@pytest.mark.parametrize(("candidate", "unused"), [("same", {"torch"}), ("drift", set())])
+def test_a_plain_comparison_loads_neither_rich_nor_yaml_and_torch_only_in_doubt(traces, candidate, unused):
+    heavy = {"rich", "yaml", "safetensors", "hypothesis"} | unused
     code = (
         "import sys\nfrom firstdrift.cli.main import cli\n"
-        "try:\n    cli(['diff', 'ref', 'drift'])\nexcept SystemExit: pass\n"
-        "print(*sorted({'rich', 'yaml', 'torch', 'safetensors', 'hypothesis'} & set(sys.modules)), file=sys.stderr)"
+        f"try:\n    cli(['diff', 'ref', {candidate!r}])\nexcept SystemExit: pass\n"
+        f"print(*sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "\n"
@@ -262,6 +264,6 @@ def test_a_clean_comparison_loads_nothing_that_explains_differences(traces):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     parts = {name.split(".")[1] for name in done.stderr.split()}
-    assert not parts & {"causes", "replay", "capture", "live", "aprt", "stage_values", "checkpoints"}
+    assert not parts & {"causes", "program", "capture", "live", "aprt", "stage_values", "checkpoints"}
     verdict = {name.split(".")[2] for name in done.stderr.split() if name.startswith("firstdrift.verdict.")}
     assert not verdict & {"arbiter", "behind_flips", "calibrated", "choices", "doubts", "excuses", "jump", "layouts"}
