@@ -49,7 +49,7 @@ def is_plain(func: Any) -> bool:
 def call(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call an operation from inside a mode; `types` are those of tensors that have a way of their own to run it."""
     kind = _kinds.get(id(func)) or _learnt(func)
-    if types or not kind.is_casting:
+    if types or not kind.is_casting or not (torch.is_inference_mode_enabled() or _casting()):
         return func(*args, **kwargs)
     with _state(kind):
         return func(*args, **kwargs)
@@ -58,7 +58,7 @@ def call(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def opens(func: Any, types: Any) -> bool:
     """Whether an operation that has arrived consists of others, which are to be seen instead."""
     kind = _kinds.get(id(func)) or _learnt(func)
-    return kind.is_composite and not kind.returns_views and not types
+    return torch.is_inference_mode_enabled() and kind.is_composite and not kind.returns_views and not types
 
 
 def open_up(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
