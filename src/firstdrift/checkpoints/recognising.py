@@ -12,8 +12,6 @@ from ..regular import read_regular
 from .hf_directory import weights_file
 from .opening import ZIP, read_index
 
-PICKLE = b"\x80"
-
 
 @without_raising
 def is_checkpoint(path: Path) -> bool:
@@ -29,4 +27,4 @@ def is_checkpoint(path: Path) -> bool:
         return "weight_map" in read_index(path)
     if start[8:9] == b"{" or path.suffix == ".safetensors":
         return not carries_trace(path)
-    return start[:4] == b"GGUF" or start[:1] == PICKLE or (start[:3] == b"APR" and start[:4] != STAGE)
+    return start[:4] == b"GGUF" or (start[:3] == b"APR" and start[:4] != STAGE)
