@@ -6,8 +6,11 @@ own tensors until one reproduces them.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from multiprocessing import get_start_method, parent_process
 from typing import TYPE_CHECKING
 
 from ..compare.pairs import Pair
@@ -20,12 +23,20 @@ if TYPE_CHECKING:
     from ..program.calls import Program
     from .replays import Replays
 
+_safe = 0  # the process in which torch was loaded
 _BEHIND_FORWARD = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
 
 
 def is_torch_here() -> bool:
-    """Whether programs can be run at all."""
-    return find_spec("torch") is not None
+    """Whether programs can be run at all: not in a worker that was forked from a process that had loaded torch, whose
+    locks and threads do not survive it."""
+    global _safe
+    if find_spec("torch") is None:
+        return False
+    forked = parent_process() is not None and get_start_method() == "fork"
+    if not forked or "torch" not in sys.modules:
+        _safe = os.getpid()
+    return _safe == os.getpid()
 
 
 def replays_for(
