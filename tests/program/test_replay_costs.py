@@ -1,5 +1,6 @@
 """A replay is bounded by counts, and runs a few samples at a time where the program treats samples one by one."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -207,7 +208,7 @@ print(peak() - before, cost_of(step, cut, exact=True).bytes)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
 def test_memory_stays_near_what_is_allowed(tmp_path):
-    """In processes of their own: whole, and with a quarter of that allowed."""
+    """In processes of their own: whole, and with a sixth of that allowed."""
 
     class Wide(nn.Module):
         def __init__(self):
@@ -217,13 +218,15 @@ def test_memory_stays_near_what_is_allowed(tmp_path):
         def forward(self, x):
             return self.down(nn.functional.gelu(self.up(x)))
 
-    model, x = Wide(), torch.randn(2048, 64)
+    model, x = Wide(), torch.randn(4096, 64)
     record(tmp_path / "t", model, lambda: model(x))
     grown = {}
+    settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # what is freed is given back at once
     for allowed in (1024, 40):
         script = [sys.executable, "-c", MEMORY, str(tmp_path / "t"), str(allowed)]
-        done = subprocess.run(script, capture_output=True, text=True, check=True)
+        done = subprocess.run(script, capture_output=True, text=True, check=True, env=settings)
         grown[allowed], bytes_ = (int(one) for one in done.stdout.split())
-    assert bytes_ > 120 << 20  # two tensors of 64 MiB at once
-    assert grown[1024] > 100_000  # kilobytes: whole, it is seen
-    assert grown[40] < 60_000, grown
+    whole = bytes_ >> 10  # kilobytes, as the peaks are
+    assert whole > 240 << 10  # two tensors of 128 MiB at once
+    assert grown[1024] > whole / 2, grown  # so it is seen (importing may have left a peak that hides a part)
+    assert grown[40] < whole / 4, grown
