@@ -11,6 +11,7 @@ masks were stored. Such a step says which step it is like, and three kinds of di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from ..errors import FormatError
@@ -29,6 +30,7 @@ class Whole:
         self.lines = lines
         self._objects: dict[int, dict[str, Json]] = {}  # parsed once, however many steps are like it
         self._calls: dict[str, list[int]] | None = None  # the lines of each operation
+        self._numbers: dict[tuple[int, str], str] = {}  # what changes in most steps, by line and place in it
 
     def _object(self, number: int) -> dict[str, Json]:
         found = self._objects.get(number)
@@ -51,7 +53,7 @@ class Whole:
         stored: list[Json] = []
         changed: dict[int, list[list[Json]]] = {}
         replaced: list[Json] = []
-        seen: dict[str, tuple[str, str, list[str], list[Json]]] = {}  # the last change of one number, by operation
+        seen: dict[str, tuple[str, str, list[Json]]] = {}  # the last change of one number, by operation
         for new in [line for line in now if '"at":[' in line]:
             if "at" in (leaf := decode_object(new)):
                 stored.append(leaf["at"][:2])
@@ -68,8 +70,8 @@ class Whole:
                 else:
                     changed[number] = found
                     if len(found) == 1:
-                        name, where, was, then = found[0]
-                        seen[name] = (encode(was), encode(then), where.split("."), found[0])
+                        name, _, was, then = found[0]
+                        seen[name] = (encode(was), encode(then), found[0])
         rules = self._rules(changed)
         if rules is None:
             return None
@@ -77,14 +79,17 @@ class Whole:
         return answer if WORTH * len(encode(answer)) <= sum(map(len, now)) else None
 
     def _like_one_before(
-        self, number: int, now: str, seen: Mapping[str, tuple[str, str, list[str], list[Json]]]
+        self, number: int, now: str, seen: Mapping[str, tuple[str, str, list[Json]]]
     ) -> list[Json] | None:
         """The change of another line of this operation, if nothing else changed here; without parsing the line."""
-        was, then, path, change = seen.get(_operation_in(now), ("", "", [], None))
+        was, then, change = seen.get(_operation_in(now), ("", "", None))
         old = self.lines[number]
         if change is None or old.count(was) != 1 or old.replace(was, then) != now:
             return None
-        return change if repr(_get(self._object(number), path)) == repr(change[2]) else None
+        key = (number, change[1])
+        if key not in self._numbers:
+            self._numbers[key] = repr(_get(self._object(number), change[1].split(".")))
+        return change if self._numbers[key] == repr(change[2]) else None
 
     def _rules(self, changed: Mapping[int, list[list[Json]]]) -> list[Json] | None:
         """The changes as rules for all calls of an operation; None where they hold for some of its calls alone."""
@@ -97,7 +102,10 @@ class Whole:
         for (name, where), table in rules.items():
             paths.setdefault(name, []).append((where, where.split("."), table))
         for name, found in paths.items():
-            if not all(self._follows(number, found, changed.get(number, ())) for number in self._lines_of(name)):
+            every: list[list[list[Json]]] = [changed.get(number, []) for number in self._lines_of(name)]
+            if len(found) == 1 and all(len(changes) == 1 and changes[0] is every[0][0] for changes in every):
+                continue  # one change, of all of them
+            if not all(map(self._follows, self._lines_of(name), repeat(found), every)):
                 return None
         return [[name, where, was, then] for (name, where), table in rules.items() for was, then in table.values()]
 

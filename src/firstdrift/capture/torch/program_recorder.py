@@ -10,12 +10,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
 from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._ops import OpOverload as _OpOverload
 from torch.autograd.function import BackwardCFunction
 
 from ...errors import StorageError
@@ -53,6 +55,10 @@ _STRIDED = torch.strided
 _without_functions = torch._C.DisableTorchFunction
 
 _Given = tuple[tuple[Any, ...], Mapping[str, Any], str]  # to a call, and as text
+# What is known of an operation; what runs it, where that computes the same in whatever state; and itself, kept so that
+# no other gets its address.
+_Operation = tuple[Facts | None, Any, Any]
+_UNKNOWN: _Operation = (None, None, None)
 
 
 class ProgramRecorder:
@@ -65,9 +71,7 @@ class ProgramRecorder:
         self._run = run
         self._owner = owner
         self._functions = Functions()
-        self._facts: dict[int, Facts] = {}  # by the address of an operation: its own hash is slow
-        self._operations: list[Any] = []  # kept, so that no other gets such an address
-        self._plain: set[int] = set()  # addresses of those that compute the same in whatever state
+        self._operations: dict[int, _Operation] = {}  # by address: an operation's own hash is slow
         self._define = Definitions(source=source)
         self._memory = Memory(self._leaf, self._implied, lambda tensor: lost(_kind(tensor)))
         self._leaves = Leaves(run, owner)
@@ -159,9 +163,7 @@ class ProgramRecorder:
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The user calls a function of torch."""
-        silent = self._within or not self._active or EYES.open
-        name = None if silent else self._functions.name(func)
-        if name is None:
+        if self._within or not self._active or EYES.open or (name := self._functions.name(func)) is None:
             return func(*args, **kwargs)
         try:
             given = self._given(args, kwargs)
@@ -184,18 +186,17 @@ class ProgramRecorder:
         """Torch calls an ATen operation."""
         if not self._active or EYES.open:
             return call(func, types, args, kwargs)
-        facts = self._facts.get(id(func)) or self._safely(self._learn, func)
+        facts, plain, _ = self._operations.get(id(func)) or self._safely(self._learn, func) or _UNKNOWN
         if facts is None or facts.is_silent:
             return call(func, types, args, kwargs)
-        plain = id(func) in self._plain
-        if not plain and opens(func, types):
+        if plain is None and opens(func, types):
             return self.modes.open(func, args, kwargs)
         above, self._given_above = self._given_above, None
         if above is not None and _are_same(args, above[0]) and _are_same_by_name(kwargs, above[1]):
             given = above[2]  # of the function, which is this one operation
         else:
             given = (self._safely if self._within else self._quietly)(self._given, args, kwargs)
-        returned = func(*args, **kwargs) if plain else call(func, types, args, kwargs)
+        returned = call(func, types, args, kwargs) if plain is None else plain(*args, **kwargs)
         if not self._active:
             return returned
         try:
@@ -208,12 +209,11 @@ class ProgramRecorder:
             self._fail(error)
         return returned
 
-    def _learn(self, func: Any) -> Facts:
-        self._operations.append(func)
-        if is_plain(func):
-            self._plain.add(id(func))
-        facts = self._facts[id(func)] = facts_of(func)
-        return facts
+    def _learn(self, func: Any) -> _Operation:
+        run = func._op if type(func) is _OpOverload else func  # what calling it calls
+        plain = run if is_plain(func) else None
+        found = self._operations[id(func)] = (facts_of(func), plain, func)
+        return found
 
     def _end_function(
         self, name: str, given: str, given_to: tuple[Any, ...], first: int, calls: int, returned: Any
@@ -339,9 +339,10 @@ class ProgramRecorder:
 
     def _text_of(self, site: Site) -> str:
         """A site as text; most come back in every step."""
-        text = self._texts.get(site[1:])
+        key = site[1:]
+        text = self._texts.get(key)
         if text is None:
-            text = self._texts[site[1:]] = site_text(site)
+            text = self._texts[key] = site_text(site)
         return text
 
     def _site(self, site: Site, tensor: torch.Tensor) -> None:
@@ -351,7 +352,7 @@ class ProgramRecorder:
             return
         value = self._memory.peek_at(key, geometry, tensor)
         if value is not None:
-            self.site_is(site, value)
+            self._lines.append(f'{{"is":{value},"site":{self._text_of(site)}}}')
         elif site.phase not in _NEVER_GIVEN:
             self._memory.given(key, tensor, geometry, self._new_leaf(tensor, geometry, f'"site":{self._text_of(site)}'))
         if site.phase in _LATER:
@@ -522,6 +523,8 @@ def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, name: s
 
 def _read(value: Any) -> str:
     """Numbers read out of a tensor; how many, where they are many."""
+    if type(value) is float and isfinite(value):  # what most steps read
+        return repr(value)
     if isinstance(value, bool | int | float | complex):
         return encode(value if not isinstance(value, complex) else [value.real, value.imag])
     if isinstance(value, list):
