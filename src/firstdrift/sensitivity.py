@@ -13,6 +13,7 @@ from ._kernels.layout import matrix_shape
 from ._kernels.results import Detail, Region
 from .compare.measuring import Measured, load_pair, measure_pairs
 from .compare.result import Verdict
+from .compare.scales import Parts, matrix_of
 from .comparison import Opened, Source, align_traces
 from .dtypes import roundoff
 from .errors import SelectionError
@@ -33,7 +34,7 @@ SMALLEST = 2.0**-60
 class Visible:
     """The smallest relative errors of one tensor that would be found; None where none is, however large.
 
-    `everywhere` is a factor on all elements, `in_part` an error of one row or one column, relative to a usual one.
+    `everywhere` is a factor on all elements, `in_part` an error of one row or one column, relative to its own size.
     """
 
     site: Site
@@ -109,7 +110,7 @@ def _counts(item: Measured) -> bool:
 
 def _visible(item: Measured, sees: Callable[[Measured], bool]) -> Visible:
     whole = _smallest(partial(_is_seen, sees, item, 1))
-    rows, columns = matrix_shape(item.pair.reference.shape or ())
+    rows, columns = matrix_of(item.pair.reference.shape or ())
     parts = [_smallest(partial(_is_seen, sees, item, n)) for n in {rows, columns}]
     known = [part for part in parts if part is not None]
     return Visible(item.pair.site, whole, max(known) if len(known) == len(parts) else None)
@@ -136,7 +137,15 @@ def _worse(item: Measured, size: float, parts: int) -> Measured:
     assert measurement is not None
     error = math.hypot(measurement.rel_l2 or 0.0, size / math.sqrt(parts))
     shape = item.pair.reference.shape or ()
-    return replace(item, measurement=_with_error(measurement, error, size, shape), rounded_equal=False)
+    worse = _with_error(measurement, error, size if parts == 1 else 0.0, shape)
+    return replace(item, measurement=worse, parts=_part_worse(item.parts, size, parts, shape), rounded_equal=False)
+
+
+def _part_worse(before: Parts | None, size: float, parts: int, shape: tuple[int, ...]) -> Parts:
+    """The same of the errors of parts: an error of one part is no error of the usual one."""
+    known = before or Parts(0.0, 0.0, 0.0, 0.0, (0, 0, 0, 0), matrix_of(shape))
+    usual = math.hypot(known.usual, size if parts == 1 else 0.0)
+    return replace(known, usual=usual, row=math.hypot(known.row, size), column=math.hypot(known.column, size))
 
 
 def _with_error(measurement: Measurement, error: float, worst: float, shape: tuple[int, ...]) -> Measurement:
@@ -162,7 +171,8 @@ def _with_usual_noise(measured: Sequence[Measured], graph: Graph) -> list[Measur
         error = _usual(item, [noisy[other] for other in graph.producers(site) if other in noisy])
         if error:
             shape = item.pair.reference.shape or ()
-            noisy[site] = replace(item, measurement=_with_error(measurement, error, error, shape))
+            worse = _with_error(measurement, error, error, shape)
+            noisy[site] = replace(item, measurement=worse, parts=_part_worse(item.parts, error, 1, shape))
     return list(noisy.values())
 
 

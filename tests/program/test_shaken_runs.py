@@ -11,6 +11,7 @@ from torch import nn
 import firstdrift as fd
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.process_settings import as_recorded
+from firstdrift.program.running.shaking import Shake
 
 SEEDS = range(8)
 FACTOR = 8
@@ -61,7 +62,7 @@ def noise_and_error(found, cut):
     """The root mean square of shaken runs, and of the working precision, about float64: one a row."""
     exact = Interpreter(found.step, found.trace, exact=True).array_of(cut)
     working = Interpreter(found.step, found.trace).array_of(cut)
-    runs = [Interpreter(found.step, found.trace, exact=True, shaken=seed).array_of(cut) for seed in SEEDS]
+    runs = [Interpreter(found.step, found.trace, exact=True, shaken=Shake(seed)).array_of(cut) for seed in SEEDS]
     width = exact.shape[-1] if exact.ndim > 1 and exact.shape[-1] > 8 else exact.size
     spread = np.mean([np.square(one - exact).reshape(-1, width).mean(-1) for one in runs], axis=0)
     return np.sqrt(spread), np.sqrt(np.square(working - exact).reshape(-1, width).mean(-1))
@@ -109,7 +110,7 @@ def by_hand(path, lines):
 
 
 def shaken(found, seed):
-    interpreter = Interpreter(*found, exact=True, shaken=seed)
+    interpreter = Interpreter(*found, exact=True, shaken=Shake(seed))
     return {number: values[0].numpy() for number, values in interpreter.run(frozenset(range(99)))}
 
 
@@ -171,11 +172,11 @@ def test_a_decision_is_never_shaken_over_its_edge(tmp_path):
     found = record(tmp_path / "t", model := Steps(), lambda: model(x))
     (cut,) = [cut for _, site, cut in cuts_of(found) if site.port == "out"]
     for seed in SEEDS:
-        spread = Interpreter(found.step, found.trace, exact=True, shaken=seed).array_of(cut)
+        spread = Interpreter(found.step, found.trace, exact=True, shaken=Shake(seed)).array_of(cut)
         assert np.abs(spread - 8).max() < 1e-5
 
 
 def test_a_seed_without_float64_is_refused(tmp_path):
     found = by_hand(tmp_path / "t", [])
     with pytest.raises(ValueError, match="pass exact=True"):
-        Interpreter(*found, shaken=1)
+        Interpreter(*found, shaken=Shake(1))

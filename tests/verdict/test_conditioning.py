@@ -68,30 +68,27 @@ def parts(ill, by_rows=True, noise=0.3):
     return exact, rounded, at
 
 
-@pytest.mark.parametrize("by_chance", [False, True])
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_an_error_of_all_parts_is_not_the_noise_of_a_few(by_rows, by_chance):
+def test_an_error_of_all_parts_is_not_the_noise_of_a_few(by_rows):
     exact, rounded, _ = parts(slice(0, 4), by_rows)
-    own = introduced(exact, exact * 1.02, FLOOR, (exact, rounded), "replayed", by_chance=by_chance)
+    own = introduced(exact, exact * 1.02, FLOOR, [(exact, rounded)], "replayed")
     assert own.beyond_noise
-    assert own.limit < 1e-5
+    assert own.worst_limit < 1e-5
 
 
-@pytest.mark.parametrize("by_chance", [False, True])
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_noise_of_a_few_parts_is_theirs(by_rows, by_chance):
+def test_noise_of_a_few_parts_is_theirs(by_rows):
     exact, rounded, at = parts(slice(0, 4), by_rows)
     found = exact * (1 + 1e-7)
     found[at] += 0.3 * np.random.default_rng(1).normal(size=found[at].shape)
-    assert not introduced(exact, found, FLOOR, (exact, rounded), "replayed", by_chance=by_chance).beyond_noise
+    assert not introduced(exact, found, FLOOR, [(exact, rounded)], "replayed").beyond_noise
 
 
-@pytest.mark.parametrize("by_chance", [False, True])
-def test_an_error_of_one_well_conditioned_row_is_seen(by_chance):
+def test_an_error_of_one_well_conditioned_row_is_seen():
     exact, rounded, _ = parts(slice(0, 4))
     found = exact.copy()
     found[9] *= 1.001
-    assert introduced(exact, found, FLOOR, (exact, rounded), "replayed", by_chance=by_chance).beyond_noise
+    assert introduced(exact, found, FLOOR, [(exact, rounded)], "replayed").beyond_noise
 
 
 def test_rows_that_two_roundings_agree_in_by_chance_are_no_measure_of_a_third():
@@ -100,7 +97,7 @@ def test_rows_that_two_roundings_agree_in_by_chance_are_no_measure_of_a_third():
     exact = random.normal(size=(24, 16))
     rounded, found = (exact + 1e-3 * random.uniform(-1, 1, size=(24, 1)) for _ in range(2))
     rounded[5] = exact[5]
-    assert not introduced(exact, found, FLOOR, (exact, rounded), "replayed").beyond_noise
+    assert not introduced(exact, found, FLOOR, [(exact, rounded)], "replayed").beyond_noise
 
 
 def test_a_float64_run_is_asked_of_the_rows_that_the_reference_is_close_to_it_in(tmp_path):

@@ -38,7 +38,7 @@ def part_off(tmp_path):
 
 def test_a_replay_that_gives_every_element_leaves_no_part_that_drifts(part_off):
     same = np.linspace(1.0, 2.0, 32).reshape(4, 8)
-    own = introduced(same, same.copy(), 1e-3, None, "replayed")
+    own = introduced(same, same.copy(), 1e-3, (), "replayed")
     assert not own.beyond_noise
     assert settle([part_off], {part_off.site: own}, Alone(), {})[0].verdict is Verdict.NOISE
 
@@ -47,5 +47,5 @@ def test_a_replay_that_is_off_in_a_part_leaves_the_drift(part_off):
     expected = np.linspace(1.0, 2.0, 320).reshape(40, 8)
     found = expected.copy()
     found[3] *= 1.05
-    own = introduced(expected, found, 1e-3, None, "replayed")
+    own = introduced(expected, found, 1e-3, (), "replayed")
     assert settle([part_off], {part_off.site: own}, Alone(), {})[0].verdict is Verdict.DRIFT

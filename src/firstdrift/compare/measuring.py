@@ -21,6 +21,7 @@ from ..traces import Array, Trace
 from .fills import LEAST, without_fills
 from .pairs import Pair, ReconcileError, apply_all
 from .result import Verdict
+from .scales import Parts, parts_of, profile_of
 
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -42,6 +43,7 @@ class Measured:
     rounded_equal: bool = False
     is_integer: bool = False
     is_constant: bool = False  # one value everywhere, on both sides
+    parts: Parts | None = None  # of a pair that differs, the errors of rows, columns and elements for their own size
 
     @property
     def count(self) -> int:
@@ -103,7 +105,15 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         found = found if ours is recorded else measure(ours, theirs, threads=THREADS)
     constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
     whole = _kind(ours) == "integer"
-    return Measured(pair, found, floor=floor, rounded_equal=rounded, is_integer=whole, is_constant=constant)
+    parts = None if found.bit_equal or whole else _parts(pair, ours, theirs)
+    return Measured(
+        pair, found, floor=floor, rounded_equal=rounded, is_integer=whole, is_constant=constant, parts=parts
+    )
+
+
+def _parts(pair: Pair, ours: Array, theirs: Array) -> Parts | None:
+    profile = profile_of(ours, theirs, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
+    return None if profile is None else parts_of(profile)
 
 
 def _are_too_small_for_fills(found: Measurement) -> bool:

@@ -24,6 +24,7 @@ from ..verdict.ladder import is_short
 from .replays import Replays
 
 HOW = "replayed in float64"
+SEEDS = (1, 2)  # of runs whose spread is the noise of calls
 CASTS = frozenset({"_to_copy", "to", "copy_"})
 WRITTEN_CASTS = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "copy_"})
 
@@ -54,7 +55,7 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, floor: 
         return None  # the candidate drew other numbers, and which is not on record
     size, how = _size(pair, replays, expected), _how(site, replays)
     floor *= sqrt(1 + len(replays.unseen(site)))  # what they add by themselves adds up like a random walk
-    own = introduced(expected, found, floor, None, how, size)
+    own = introduced(expected, found, floor, (), how, size)
     if own.beyond_noise:
         own = introduced(expected, found, floor, _rounded(pair, replays, expected), how, size)
     if own.beyond_noise and (_is_guess(site, replays) or (site.phase != "fwd" and _may_have_flipped(pair, replays))):
@@ -95,18 +96,20 @@ def _discrete(pair: Pair, replays: Replays, expected: Array, found: Array) -> In
     return Introduced(0.0, 0.0, 1.0, HOW) if equal else None  # else a near-tie, perhaps: others see the margins
 
 
-def _rounded(pair: Pair, replays: Replays, expected: Array) -> tuple[Array, Array] | None:
-    """The same calls exactly and as they round: the reference's on the candidate's tensors or, where these are noisier,
-    the candidate's own, unless its code casts more: whoever does is not noisier but less precise."""
+def _rounded(pair: Pair, replays: Replays, expected: Array) -> list[tuple[Array, Array]]:
+    """The same calls exactly and as they round, and as they do when every number moves within its rounding: the
+    reference's on the candidate's tensors; and, where these are noisier, the candidate's own, unless its code casts
+    more: whoever does is not noisier but less precise.
+    """
     site, both = pair.reference.site, []
     if replays.first(site) == site:
-        rounded = _part_of(pair, replays.run(site, replays.theirs.array, exact=False))
-        both = [] if rounded is None else [(expected, rounded)]
+        runs = [replays.run(site, replays.theirs.array, exact=False), *(replays.shaken(site, seed) for seed in SEEDS)]
+        both = [(expected, made) for one in runs if (made := _part_of(pair, one)) is not None]
     casts = _casts(site, replays)
     own = replays.own_rounding(site, lambda step, cut: _written_casts(step, cut) <= casts)
     if own is not None and own[0].shape == expected.shape:
         both.append(own)
-    return max(both, key=lambda one: distance(measure(*one, full=False)), default=None)
+    return both
 
 
 def _inherited(pair: Pair, replays: Replays, expected: Array) -> float | None:
@@ -150,7 +153,7 @@ def _is_reference_off(site: Site, replays: Replays, floor: float) -> bool:
     """Whether the reference's own casts take it further from what its code means than noise explains: a candidate
     without them is right, and still not the same."""
     exact, ours = replays.run(site, lambda wanted: None), replays.reference.array(site)
-    return exact is not None and introduced(exact, ours, floor, None, HOW).beyond_noise
+    return exact is not None and introduced(exact, ours, floor, (), HOW).beyond_noise
 
 
 def _casts(site: Site, replays: Replays) -> set[str]:

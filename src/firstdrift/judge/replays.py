@@ -12,16 +12,20 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..compare.pairs import Pair
-from ..program.calls import Call, Program, Ref, Step, reads
+from ..dtypes import roundoff
+from ..program.calls import Call, Leaf, Program, Ref, Step, reads
 from ..program.costs import Limits
-from ..program.cuts import Cut, Cuts
+from ..program.cuts import Cut, Cuts, type_of
 from ..program.interpreter import Interpreter, NotReplayableError
 from ..program.process_settings import as_recorded
+from ..program.running.shaking import Shake
 from ..sites import Site
 from ..traces import Array, Trace
 from .counterparts import Counterparts
 
 LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts
+
+FLOWING = frozenset({"fwd", "loss", "lossgrad", "agrad", "grad", "grad_scaled"})  # what other numbers are made of
 
 Tensors = Callable[[Site], Array | None]
 
@@ -70,12 +74,31 @@ class Replays:
         self._kept = None if found is None else (key, found)
         return found
 
-    def run(self, site: Site, tensors: Tensors, *, exact: bool = True) -> Array | None:
+    def run(self, site: Site, tensors: Tensors, *, exact: bool = True, shaken: Shake | None = None) -> Array | None:
         """What the reference's calls make of tensors that are given by site; its own, where none is given."""
         step, cut = self.step(site), self.cut(site)
         if step is None or cut is None or cut.is_empty:
             return None
-        return Interpreter(step, self.reference, tensors=tensors, exact=exact, limits=LIMITS).array_of(cut)
+        run = Interpreter(step, self.reference, tensors=tensors, exact=exact, shaken=shaken, limits=LIMITS)
+        return run.array_of(cut)
+
+    def shaken(self, site: Site, seed: int) -> Array | None:
+        """What the reference's calls make of the candidate's tensors when every number moves within its rounding.
+
+        A candidate without a program may have added sums one by one, and may have had more digits than it recorded.
+        """
+        cut = self.cut(site)
+        steady = frozenset(ref for ref, given in cut.given.items() if self._is_whole(given)) if cut is not None else ()
+        return self.run(site, self.theirs.array, shaken=Shake(seed, self.own is None, frozenset(steady)))
+
+    def _is_whole(self, site: Site) -> bool:
+        """Whether the candidate recorded all digits that it had."""
+        own = self.theirs.own_site(site)
+        step = None if self.own is None or own is None else self.own.steps.get(own.step)
+        if step is None or own is None or own not in step.sites:
+            return False
+        had = type_of(step, step.sites[own])
+        return had is not None and roundoff(had.dtype) >= roundoff(self.candidate[own].dtype)
 
     def own_rounding(self, site: Site, allowed: Callable[[Step, Cut], bool]) -> tuple[Array, Array] | None:
         """What the candidate's own calls make of its own tensors, exactly and as they round; None where it recorded no
@@ -152,7 +175,16 @@ class Replays:
         if step.number not in self._cuts:
             self._cuts[step.number] = Cuts(step, frozenset(self._starts).__contains__)
         cut = self._cuts[step.number].at(site)
-        return cut if cut is not None and self.program.why_not_cut(step, cut) is None else None
+        if cut is None or self.program.why_not_cut(step, cut) is not None or self._starts_inside(step, cut):
+            return None
+        return cut
+
+    def _starts_inside(self, step: Step, cut: Cut) -> bool:
+        """Whether calls begin with what flowed through the reference and the candidate has not recorded: what they
+        give tells nothing of the candidate's own operation."""
+        leaves = [node for number in cut.nodes if isinstance(node := step.nodes[number], Leaf)]
+        sites = [leaf.source for leaf in leaves if isinstance(leaf.source, Site)]
+        return any(site.phase in FLOWING and site not in self.theirs for site in sites)
 
     def first(self, site: Site) -> Site:
         """The first site at which a value may be taken as given: at all later ones it is only handed on."""

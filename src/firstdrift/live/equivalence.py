@@ -100,7 +100,7 @@ def _matters(examination: Examination, whole: Replays, site: Site, part: str, ou
     name = f"alone-{len(list(examination.folder.iterdir()))}"
     alone = examination.again(name, plan)
     effects = [
-        introduced(*both, examination.stored_floor, None, alone.how).error
+        introduced(*both, examination.stored_floor, (), alone.how).error
         for other in outputs
         if (both := compared(whole.exact, alone.exact, other)) is not None
     ]

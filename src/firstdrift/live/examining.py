@@ -53,13 +53,13 @@ class Replays:
         if found is None:
             return None
         expected, theirs = found
-        rounded, size = None, 0.0
+        plain, size = None, 0.0
         if expected.dtype.kind not in "iub":
-            rounded = compared(*self.plain, site)
+            plain = compared(*self.plain, site)
         if site.phase == "weight_after":
             before = self.exact.array(site._replace(phase="weight"))
             size = distance(measure(before, expected))
-        return introduced(expected, theirs, floor, rounded, self.how, size, by_chance=self.how != IN_FLOAT64)
+        return introduced(expected, theirs, floor, () if plain is None else (plain,), self.how, size)
 
 
 def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] | None:

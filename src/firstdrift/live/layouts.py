@@ -144,7 +144,7 @@ def _layouts(
             continue  # behind the model's own output nothing is left that could undo a layout
         both = compared(now, candidate, site)
         channels = _channels(name, suspects, now)
-        if both is not None and introduced(*both, FLOAT32, None, IN_FLOAT64).beyond_noise:
+        if both is not None and introduced(*both, FLOAT32, (), IN_FLOAT64).beyond_noise:
             layout = find_layout(*both, channels, rounding)
             if layout is not None:
                 found[name] = layout

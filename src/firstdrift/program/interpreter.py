@@ -23,7 +23,7 @@ from .running.making import FAILURES
 from .running.nodes import Nodes, Tensors, Values
 from .running.not_replayable import ControlDiffersError, NotReplayableError
 from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
-from .running.shaking import decisions
+from .running.shaking import Shake, decisions
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import lifted
 
@@ -37,12 +37,12 @@ class Interpreter:
     is float64, and complex complex128: tensors, results, and the dtypes that calls ask for, casts to shorter ones
     among them. Constants keep their values, the least number of a dtype included; drawn numbers are those drawn.
     What takes more bytes than `limits` is run a few samples at a time where the program allows it, else refused.
-    `shaken` is a seed: an exact run in which every number moves within its rounding (running/shaking.py).
+    `shaken` makes it an exact run in which every number moves within its rounding (running/shaking.py).
     """
 
     def __init__(
         self, step: Step, trace: Trace, *, tensors: Tensors | None = None, exact: bool = False,
-        shaken: int | None = None, limits: Limits = LIMITS, taken: Mapping[Ref, Taken] | None = None,
+        shaken: Shake | None = None, limits: Limits = LIMITS, taken: Mapping[Ref, Taken] | None = None,
     ) -> None:  # fmt: skip
         if shaken is not None and not exact:
             raise ValueError("a shaken run is one in float64; pass exact=True with `shaken`")
@@ -114,7 +114,7 @@ class Interpreter:
                 return torch.cat(found, batch.dim(cut.target))
         raise NotReplayableError(f"{why_too_much(cost, self._limits)}, even one sample at a time")
 
-    def _like(self, step: Step, taken: Mapping[Ref, Taken], shaken: int | None) -> Interpreter:
+    def _like(self, step: Step, taken: Mapping[Ref, Taken], shaken: Shake | None) -> Interpreter:
         """One that runs part of the samples, or the same without noise, as this one runs all of them."""
         return Interpreter(
             step, self._trace, tensors=self._tensors, exact=self._exact, shaken=shaken,
@@ -158,7 +158,9 @@ class Interpreter:
 
     def _spread(self, cut: Cut) -> float:
         """How far shaken runs lie from the unshaken one."""
-        runs = [Interpreter(self._step, self._trace, tensors=self._tensors, exact=True, shaken=one) for one in SEEDS]
+        runs = [
+            Interpreter(self._step, self._trace, tensors=self._tensors, exact=True, shaken=Shake(one)) for one in SEEDS
+        ]
         exact: Any = Interpreter(self._step, self._trace, tensors=self._tensors, exact=True).array_of(cut)
         return max(float(np.abs(run.array_of(cut) - exact).max(initial=0)) for run in runs)
 

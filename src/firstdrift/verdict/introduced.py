@@ -11,14 +11,14 @@ import numpy as np
 
 from .._kernels import Measurement, measure
 from ..compare.result import CLEAN, PairResult, Verdict
+from ..compare.scales import PART, profile_of, worst_part
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
 from .equal_maxima import SHARED
 from .graph import Graph
 from .ladder import SHORT_LIMIT, is_short
-from .noise import GAIN_MARGIN, WORST_OF_MANY
-from .parts import worst_part
+from .noise import GAIN_MARGIN
 from .reasons import AMPLIFIED, REFERENCE_OFF
 
 MASKED = 64  # elements, below which nothing is said of masks
@@ -39,8 +39,9 @@ class Introduced:
     limit: float
     size: float
     how: str
-    worst: float = 0.0  # error of the worst row, column or block, and what noise explains of it
+    worst: float = 0.0  # error of the worst row, column or element for its size, and what noise explains of it
     worst_limit: float = inf
+    where: str = ""  # that part
     decided: str = ""  # how, where that was a near-tie inside the operation
     inherited: float | None = None  # how far what was expected is from the reference's own tensor
     reference_off: bool = False  # the candidate is what the reference would be without casts to shorter formats
@@ -57,18 +58,15 @@ def introduced(
     expected: Array,
     found: Array,
     floor: float,
-    rounded: tuple[Array, Array] | None,
+    rounded: Sequence[tuple[Array, Array]],
     how: str,
     size: float = 0.0,
-    *,
-    by_chance: bool = True,
 ) -> Introduced:
     """Compare what a site holds with what it should hold.
 
-    `floor` is the relative error that is always allowed; `rounded` what the reference itself makes of the same inputs,
-    exactly and in the precision at hand: an operation that is ill-conditioned shows it there, and where it is so in
-    some rows or columns alone, all others are judged by themselves. `by_chance` says that the candidate was rounded
-    too. What `size` is given for is judged as a whole.
+    `floor` is the relative error that is always allowed; `rounded` what correct computations of the same inputs make of
+    them, each with what it should make: an operation that is ill-conditioned shows it there, in the rows and columns in
+    which it is. What `size` is given for is judged as a whole.
     """
     numbers = measure(expected, found)
     whole, size = size > 0, size or numbers.norm_reference
@@ -76,28 +74,18 @@ def introduced(
         return Introduced(inf, floor, size, how)
     error = distance(numbers)
     if error == 0:  # nor is any part of it off
-        return Introduced(0.0, floor, size, how, 0.0, WORST_OF_MANY * floor)
-    rounding = None if rounded is None else measure(*rounded)
-    noise = 0.0 if rounding is None else distance(rounding)
+        return Introduced(0.0, floor, size, how, 0.0, PART * floor)
+    noise = max((distance(measure(*both, full=False)) for both in rounded), default=0.0)
     allowed = max(floor * size, GAIN_MARGIN * noise)
     scale = size or allowed or 1.0
-    limit = allowed / scale
     if whole or not size:
-        return Introduced(error / scale, limit, scale, how)
-    uneven = GAIN_MARGIN * worst_part(rounding) if rounding is not None else 0.0
-    own = Introduced(error / scale, limit, scale, how, worst_part(numbers), max(WORST_OF_MANY * limit, uneven))
-    if own.beyond_noise or rounded is None or noise <= floor * size:
-        return own
-    from .conditioning import well_conditioned
-
-    for part in well_conditioned(expected, found, rounded, floor, by_chance=by_chance):
-        limit = max(floor, GAIN_MARGIN * part.noise)
-        worst_limit = max(WORST_OF_MANY * limit, GAIN_MARGIN * part.worst_noise)
-        if (
-            alone := replace(own, error=part.error, limit=limit, worst=part.worst, worst_limit=worst_limit)
-        ).beyond_noise:
-            return alone
-    return own
+        return Introduced(error / scale, allowed / scale, scale, how)
+    found_parts = profile_of(expected, found, least=floor)
+    if found_parts is None:
+        return Introduced(error / scale, allowed / scale, scale, how)
+    noises = [profile for both in rounded if (profile := profile_of(*both, least=floor)) is not None]
+    part = worst_part(found_parts, noises, floor)
+    return Introduced(error / scale, allowed / scale, scale, how, part.error, part.limit, where=part.where)
 
 
 def distance(numbers: Measurement) -> float:
@@ -192,7 +180,7 @@ def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mappin
     if own.error == inf:
         shown = "a non-finite value"
     elif own.error <= own.limit:
-        shown, limit = f"an error of {own.worst:.1e} to its worst row, column or block", own.worst_limit
+        shown, limit = f"an error of {own.worst:.1e} to {own.where or 'a part'}", own.worst_limit
     reason = f"its own operation adds {shown} ({own.how}), where noise explains {limit:.1e}"
     verdict = Verdict.PRECISION if _is_shorter(result, own) else Verdict.DRIFT
     by = own.between or graph.introducer(result.site)

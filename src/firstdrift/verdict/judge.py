@@ -19,6 +19,7 @@ from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..compare.result import PairResult, Verdict
+from ..compare.scales import worst_of
 from ..compare.storage import STORED_DIFFERENTLY
 from ..dtypes import roundoff
 from ..sites import Site
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # needed where a pair differs, and imported there
     from .doubts import Doubts
     from .excuses import Excuses
 
+ROUNDED = 4.0  # roundings by which an element of what was loaded may be off, for its size: loaders convert in two steps
 SORTED = 16.0  # times the noise of a gradient as it is handed on, that of its numbers in another order may be
 NOTHING: Mapping[Site, str] = MappingProxyType({})
 _OF_WEIGHTS = ("grad", "grad_scaled", "optim", "weight_after")
@@ -90,6 +92,7 @@ class _Court:
         self.results: dict[Site, PairResult] = {}
         self.limits = limits_for(self.items, graph)
         self.worst: dict[Site, float] = {}  # error of the worst part of each site
+        self.parts: dict[Site, float] = {}  # the same, for the part's own size
         self.drifts: list[Site] = []
         self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
         self.settled = settled  # weights that differ, though everything computed with them agrees
@@ -196,7 +199,7 @@ class _Court:
         self.worst[judged.site] = worst
         local = self.limits.local(item, producers)
         if max(judged.error, worst / WORST_OF_MANY) <= local and not dirty:
-            return replace(judged, verdict=Verdict.NOISE, reason="within noise")
+            return self.in_parts(judged, item, producers, replace(judged, verdict=Verdict.NOISE, reason="within noise"))
         if not dirty and (unclear := self.behind_noise(judged, item, producers)) is not None:
             return unclear
         if (truth := self.truths.get(judged.site)) is not None:
@@ -210,8 +213,34 @@ class _Court:
         if judged.error <= judged.limit and worst <= most:
             if dirty:
                 return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
-            return replace(judged, verdict=Verdict.NOISE, reason=f"within noise{remark}")
+            within = replace(judged, verdict=Verdict.NOISE, reason=f"within noise{remark}")
+            return self.in_parts(judged, item, producers, within)
         return self.beyond_noise(judged, dirty, worst, remark)
+
+    def in_parts(self, judged: PairResult, item: Measured, producers: Sequence[Site], within: PairResult) -> PairResult:
+        """What is within noise as a whole: some row, column or element may be beyond it for its own size.
+
+        Whether that is noise of its own, as where large terms cancel, the program tells; without one, nobody.
+        """
+        assert judged.limit is not None
+        if item.floor or item.parts is None or judged.pair.tolerance is not None:
+            return within
+        part = worst_of(item.parts, judged.limit)
+        passed = self.limits.gain(judged.pair) * max((self.parts.get(site, 0.0) for site in producers), default=0.0)
+        self.parts[judged.site] = part.error
+        if part.excess <= 1 or part.error <= passed or self.is_sum(judged, producers):
+            return within
+        reason = f"an error of {part.error:.1e} in {part.where}, where noise explains {part.limit:.1e}"
+        return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=f"{reason}, small beside the rest")
+
+    def is_sum(self, judged: PairResult, producers: Sequence[Site]) -> bool:
+        """Whether both sides have added up their own terms, which cancel."""
+        from .cancelling import is_sum_of_own_terms
+
+        result = self.load(judged.pair)
+        flowing = [self.items[site].pair for site in producers if site.phase != "weight"]
+        limit = self.limits.local(self.items[judged.site], producers)
+        return any(is_sum_of_own_terms(result, self.load(pair), limit) for pair in flowing)
 
     def behind_noise(self, judged: PairResult, item: Measured, producers: Sequence[Site]) -> PairResult | None:
         """What is to be said of a site whose clean inputs differ by much; None where its error can be judged."""
@@ -256,7 +285,9 @@ class _Court:
         error = judged.error or 0.0
         if judged.measurement is not None and judged.measurement.nonfinite_agree and not item.is_integer:
             limit = judged.pair.tolerance.relative if judged.pair.tolerance else unit
-            if item.rounded_equal or error <= limit:
+            apart = judged.measurement.max_rel if item.parts is None else item.parts.element
+            close = error <= limit and (judged.pair.tolerance is not None or (apart or 0.0) <= ROUNDED * unit)
+            if item.rounded_equal or close:
                 reason = "equal after rounding" if item.rounded_equal else "within one rounding"
                 return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=limit)
         if judged.site.phase == "input":
@@ -370,15 +401,22 @@ class _Bench(_Court):
     def sees(self, item: Measured) -> bool:
         """Whether the error of one pair would be beyond noise."""
         site = item.pair.site
-        before, worst = self.items[site], self.worst.get(site, 0.0)
+        before, worst, parts = self.items[site], self.worst.get(site, 0.0), self.parts.get(site, 0.0)
         self.items[site] = item
         try:
             return self.hear(item).verdict is Verdict.DRIFT
         finally:
-            self.items[site], self.worst[site] = before, worst
+            self.items[site], self.worst[site], self.parts[site] = before, worst, parts
 
     def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float, remark: str) -> PairResult:
         return replace(judged, verdict=Verdict.DRIFT)
+
+    def in_parts(self, judged: PairResult, item: Measured, producers: Sequence[Site], within: PairResult) -> PairResult:
+        found = super().in_parts(judged, item, producers, within)
+        return within if found is within else replace(judged, verdict=Verdict.DRIFT)
+
+    def is_sum(self, judged: PairResult, producers: Sequence[Site]) -> bool:
+        return False
 
 
 def _nonfinite(measurement: Measurement) -> str:

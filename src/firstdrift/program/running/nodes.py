@@ -20,7 +20,7 @@ from .decoding import decoded
 from .making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .not_replayable import ControlDiffersError, NotReplayableError
 from .numbers import where
-from .shaking import Shaking
+from .shaking import Shake, Shaking
 from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so, tensor_of
 from .torch_dtypes import LIFTED, TORCH_DTYPES, lifted
 
@@ -33,7 +33,7 @@ class Nodes:
     """The nodes of one step, each run by itself; `differentiates` while gradients are to go through its calls."""
 
     def __init__(
-        self, step: Step, trace: Trace, tensors: Tensors | None, *, exact: bool, shaken: int | None,
+        self, step: Step, trace: Trace, tensors: Tensors | None, *, exact: bool, shaken: Shake | None,
         taken: Mapping[Ref, Taken],
     ) -> None:  # fmt: skip
         self._step = step

@@ -6,18 +6,21 @@ its schema, or one of MOVING) shakes nothing, but for a cast to a shorter dtype,
 and booleans are never shaken, and those that come out of floats are the unshaken run's, as are the results of JUMPING:
 a decision that tips over is no noise.
 
-The spread of a few runs is the noise of a cut whose sums are added well. A kernel that adds n terms one by one may be
-worse by the root of n, and one that computes bfloat16 in float32 inside better: the working precision says which.
+The spread of a few runs is the noise of a cut whose sums are added well; one that computes bfloat16 in float32 inside
+is better. A kernel that adds n terms one by one is worse by the root of n: a `serial` run shakes what a sum reads and
+gives by as much. Given tensors that are known to the last digit are `steady`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from dataclasses import dataclass
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from ...dtypes import UNIT_ROUNDOFF
 from ..calls import Call, Ref, Step, Type, reads
@@ -44,16 +47,30 @@ JUMPING = frozenset({
 })  # fmt: skip
 _ADDING = {"index_put", "index_put_", "_unsafe_index_put"}  # which add up what meets, if they are told to
 _SUMMING = ("reduce", "value_reduce")  # overloads that compute
+# Operations that sum along the last axis of what they read, and give as many numbers.
+_ALONG_ROWS = ("softmax", "layer_norm", "rms_norm", "logsumexp", "cumsum", "nll_loss", "cross_entropy")
+# A sum of n terms that is rounded after every addition is off by 0.31 * sqrt(n) roundings in the root mean square, and
+# a number that moves evenly up to sqrt(3) times as far is, too.
+SERIAL = 0.31 * sqrt(3)
 _FINEST = UNIT_ROUNDOFF["f64"]
 _RESULTS = 1 << 32  # where the positions of results begin, behind those of arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Shake:
+    """By which numbers a run is shaken, and how far."""
+
+    seed: int
+    serial: bool = False
+    steady: frozenset[Ref] = frozenset()
 
 
 class Shaking:
     """The numbers of one seed: the same on every machine."""
 
-    def __init__(self, step: Step, seed: int) -> None:
+    def __init__(self, step: Step, shake: Shake) -> None:
         self._step = step
-        self._seed = seed
+        self._seed, self._serial, self._steady = shake.seed, shake.serial, shake.steady
 
     def reading(self, number: int, func: Any, value: Callable[[Ref], torch.Tensor]) -> Callable[[Ref], torch.Tensor]:
         """How a call reads: a value that it is given twice is one value."""
@@ -61,17 +78,30 @@ class Shaking:
             return value
         position = {ref: at for at, ref in reversed(list(enumerate(reads(self._step.nodes[number]))))}
         last = len(position)  # of what a call does not read itself, but the function in whose place it stands
-        return lambda ref: self._shaken(value(ref), _unit(type_of(self._step, ref)), number, position.get(ref, last))
+        times = self._times(number, func)
+
+        def read(ref: Ref) -> torch.Tensor:
+            unit = 0.0 if ref in self._steady else times * _unit(type_of(self._step, ref))
+            return self._shaken(value(ref), unit, number, position.get(ref, last))
+
+        return read
 
     def results(self, number: int, func: Any, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a call gives, rounded at random."""
         call = self._step.nodes[number]
         assert isinstance(call, Call)
         rounds = self._casts if self._moves(number, func) else lambda call, type_, tensor: True
+        times = 1.0 if self._moves(number, func) else self._times(number, func)
         return [
-            self._shaken(tensor, _unit(type_), number, _RESULTS + at) if rounds(call, type_, tensor) else tensor
+            self._shaken(tensor, times * _unit(type_), number, _RESULTS + at) if rounds(call, type_, tensor) else tensor
             for at, (tensor, type_) in enumerate(zip(given, call.results, strict=True))
         ]
+
+    def _times(self, number: int, func: Any) -> float:
+        """How many times its rounding a number is moved where sums may be added one by one."""
+        call = self._step.nodes[number]
+        assert isinstance(call, Call)
+        return max(1.0, SERIAL * sqrt(_terms(self._step, call, func))) if self._serial else 1.0
 
     def _moves(self, number: int, func: Any) -> bool:
         call = self._step.nodes[number]
@@ -120,6 +150,28 @@ def decisions(step: Step, nodes: Sequence[int]) -> list[Ref]:
             jumps = call.op.split(".")[1] in JUMPING or call.kwargs.get("rounding_mode") is not None
             found += [Ref(number, at) for at, one in enumerate(call.results) if one and (jumps or not _unit(one))]
     return found
+
+
+def _terms(step: Step, call: Call, func: Any) -> float:
+    """How many terms a number that a call gives is the sum of, from shapes alone; a product's by its operations."""
+    read = [one for ref in reads(call) if (one := type_of(step, ref)) is not None and _unit(one)]
+    given = [one for one in call.results if one is not None and _unit(one) and prod(one.shape)]
+    if not read or not given:
+        return 1.0
+    if func.overloadpacket in flop_registry:
+        shapes = [type_of(step, item) if isinstance(item, Ref) else item for item in call.args]
+        try:
+            told = [one.shape if isinstance(one, Type) else one for one in shapes]
+            flops = flop_registry[func.overloadpacket](*told, **call.kwargs, out_val=None, out_shape=given[0].shape)
+            return max(1.0, float(flops) / (2 * prod(given[0].shape)))
+        except (TypeError, ValueError, IndexError, AssertionError, AttributeError):
+            pass
+    terms = max(prod(one.shape) for one in read) / min(prod(one.shape) for one in given)
+    if not any(word in func._opname for word in _ALONG_ROWS):
+        return terms
+    listed = [item for item in call.args if isinstance(item, list | tuple) and all(type(one) is int for one in item)]
+    along = [prod(listed[0])] if listed else [one.shape[-1] for one in read if one.shape]  # the axes of a norm
+    return max(terms, *along)
 
 
 def _unit(type_: Type | None) -> float:
