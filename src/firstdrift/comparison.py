@@ -95,16 +95,18 @@ def compare_pairs(reference: Source, candidate: Source, **options: object) -> li
 def diff(
     reference: Source, candidate: Source, *, truth: Source | None = None,
     map: Map | None = None, only: Globs = (), phases: Globs = (),
-    ignore: Globs = (), allow_missing: Globs = (), verify: bool = False, rule: str = "noise",
+    ignore: Globs = (), allow_missing: Globs = (), allow_nan: Globs = (), verify: bool = False, rule: str = "noise",
     abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
-    batch: int | None = None, order: str | PathLike[str] | None = None, advance: Callable[[int], None] | None = None,
+    batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
+    advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
     """Compare two traces and say where they first part.
 
     `truth` is a third trace, of a float64 run, that decides which side is off. `map` is a mapping file, or a table of
-    what one says. `only`, `phases`, `ignore` and `allow_missing` are globs, one or several. `rule="jump"` is
-    the rule of training-step traces, with its `abs_floor`. Reductions and `batch` say what gradients are of where a
-    format cannot. `advance` is called with every number of bytes measured.
+    what one says. `only`, `phases`, `ignore`, `allow_missing` and `allow_nan` (names in which NaN is meant) are globs,
+    one or several. `rule="jump"` is the rule of training-step traces, with its `abs_floor`. Reductions and `batch` say
+    what gradients are of where a format cannot. Without `explain` nobody asks why. `advance` is called with every
+    number of bytes measured.
     """
     if rule not in ("noise", "jump"):
         raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
@@ -115,12 +117,13 @@ def diff(
     arbiter = None if truth is None else _open(truth, order)
     traces = (opened.reference, opened.candidate, *(() if arbiter is None else (arbiter,)))
     with unchanged(*traces), np.errstate(all="ignore"):  # NaN is for the verdict to tell, and not for numpy
-        return _compared(opened, arbiter, verify, rule, abs_floor, _globs(allow_missing), advance)
+        allowed = (_globs(allow_missing), _globs(allow_nan))
+        return _compared(opened, arbiter, verify, rule, abs_floor, allowed, explain, advance)
 
 
 def _compared(
-    opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float, allow_missing: tuple[str, ...],
-    advance: Callable[[int], None] | None,
+    opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float,
+    allowed: tuple[tuple[str, ...], tuple[str, ...]], explain: bool, advance: Callable[[int], None] | None,
 ) -> Result:  # fmt: skip
     ours, theirs = opened.reference, opened.candidate
     if verify:
@@ -147,8 +150,9 @@ def _compared(
         introduced = {} if replays is None else _introduced(replays, doubted, measured, graph)
         judged = settle(judged, introduced, graph, layouts)
         judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
-    why = partial(_explain, compared=compared, replays=replays)
-    return compose(judged, measured, compared, allow_missing, why, notes)
+    why = partial(_explain, compared=compared, replays=replays) if explain else None
+    allow_missing, allow_nan = allowed
+    return compose(judged, measured, compared, allow_missing, why, notes, allow_nan)
 
 
 def _without_torch(doubts: int) -> str:
@@ -262,15 +266,17 @@ def _globs(given: Globs) -> tuple[str, ...]:
 def assert_same(
     reference: Source, candidate: Source, *, truth: Source | None = None,
     map: Map | None = None, only: Globs = (), phases: Globs = (),
-    ignore: Globs = (), allow_missing: Globs = (), verify: bool = False, rule: str = "noise",
+    ignore: Globs = (), allow_missing: Globs = (), allow_nan: Globs = (), verify: bool = False, rule: str = "noise",
     abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
-    batch: int | None = None, order: str | PathLike[str] | None = None, advance: Callable[[int], None] | None = None,
+    batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
+    advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
     """Raise AssertionError, with the report's first lines, unless the traces are the same up to noise."""
     result = diff(
         reference, candidate, truth=truth, map=map, only=only, phases=phases, ignore=ignore,
-        allow_missing=allow_missing, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch, order=order,
-        reference_reduction=reference_reduction, candidate_reduction=candidate_reduction, advance=advance,
+        allow_missing=allow_missing, allow_nan=allow_nan, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch,
+        order=order, reference_reduction=reference_reduction, candidate_reduction=candidate_reduction, explain=explain,
+        advance=advance,
     )  # fmt: skip
     if result.exit_code:
         from .report.text import render

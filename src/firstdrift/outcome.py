@@ -12,6 +12,7 @@ from .compare.measuring import Measured
 from .compare.pairs import Alignment, Pair, Unmatched
 from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Result, Verdict
 from .compare.storage import STORED_DIFFERENTLY
+from .judge.nan_pairs import refuse_nan
 from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site
 from .strict_json import Json
 from .traces import Trace
@@ -80,11 +81,11 @@ def _numbers(trace: Trace, weights: Sequence[Site], names: Mapping[str, str]) ->
 
 def compose(
     judged: Sequence[PairResult], measured: Sequence[Measured], compared: Compared, allowed: tuple[str, ...] = (),
-    explain: Explain | None = None, notes: Sequence[str] = (),
+    explain: Explain | None = None, notes: Sequence[str] = (), allow_nan: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """The result of a run from the verdicts of its pairs; `explain` is asked why the first drift is one."""
     ours, theirs, graph = compared.reference, compared.candidate, compared.graph
-    judged, missing = _missing_gradients(list(judged), compared.alignment, ours, theirs)
+    judged, missing = _missing_gradients(refuse_nan(judged, allow_nan), compared.alignment, ours, theirs)
     alignment = replace(compared.alignment, reference_only=missing)
     return _result(judged, alignment, graph, ours, theirs, allowed, (*_captures(measured), *notes), explain)
 

@@ -36,6 +36,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 @phase_option
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out names that match; may be repeated.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names CAND may lack; may be repeated.")
+@click.option("--allow-nan", multiple=True, metavar="GLOB", help="Names in which NaN is meant; may be repeated.")
 @click.option("--truth", metavar="TRACE", help="A float64 run of the same model, as the arbiter.")
 @click.option("--verify", is_flag=True, help="Compare checksums before anything else.")
 @click.option("--rule", type=click.Choice(["noise", "jump"]), default="noise", show_default=True, help="What decides.")
@@ -49,13 +50,15 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 @order_option
 @click.option("--ranked", is_flag=True, help="Order by the error made at each site, largest first.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100), or values (10).")
+@click.option("--no-cause", is_flag=True, help="Do not ask why the first drift is one.")
 @click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
 @click.option("--values", is_flag=True, help="Compare two APRT stage files value by value (or two checkpoints).")
 @json_option
 @debug_option
 def command(
     reference: str, candidate: str, map_file: str | None, write_map: str | None,
-    ranked: bool, limit: int | None, quiet: bool, values: bool, as_json: bool, phase: tuple[str, ...], **options: Any,
+    ranked: bool, limit: int | None, quiet: bool, values: bool, as_json: bool, phase: tuple[str, ...], no_cause: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Compare what REF and CAND recorded, name the first tensor where they part, and say whether it is noise.
 
@@ -77,7 +80,7 @@ def command(
         ctx.exit(compare(reference, candidate, limit, quiet=quiet, as_json=as_json))
     if options["rule"] != "jump" and _given(ctx, "abs_floor"):
         raise click.UsageError("--abs-floor belongs to --rule jump; add that, or drop it")
-    options |= {"phases": phase, "map": map_file}
+    options |= {"phases": phase, "map": map_file, "explain": not no_cause}
     if write_map is not None:
         _write_map(reference, candidate, Path(write_map), options)
     result = _compare(reference, candidate, options)

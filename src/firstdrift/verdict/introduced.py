@@ -3,7 +3,7 @@ then known, and need not be told from what it inherited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
@@ -124,19 +124,22 @@ def settle(
         results[result.site] = result
         if result.verdict in (Verdict.DRIFT, Verdict.PRECISION) and result.site.phase == "fwd":
             drifted[result.site] = result.introduced_by or result.site.name
-    return _without_source(list(results.values()))
+    right = {site for site, own in found.items() if not own.beyond_noise and not own.undecided}
+    return _without_source(list(results.values()), right)
 
 
-def _without_source(results: list[PairResult]) -> list[PairResult]:
-    """Where no drift is left, there is nothing to inherit but noise."""
+def _without_source(results: list[PairResult], right: Container[Site]) -> list[PairResult]:
+    """Where no drift is left, what a replay has found right follows from noise; of other pairs nobody knows what they
+    have inherited."""
     if any(result.verdict in (Verdict.DRIFT, Verdict.PRECISION) for result in results):
         return results
-    return [
-        replace(result, verdict=Verdict.NOISE, reason="follows from noise")
-        if result.verdict is Verdict.INHERITED
-        else result
-        for result in results
-    ]
+    return [_sourceless(one, right) if one.verdict is Verdict.INHERITED else one for one in results]
+
+
+def _sourceless(result: PairResult, right: Container[Site]) -> PairResult:
+    if result.site in right:
+        return replace(result, verdict=Verdict.NOISE, reason="follows from noise")
+    return replace(result, verdict=Verdict.INCONCLUSIVE, reason=f"{result.reason}, and none of these drifts")
 
 
 def _decided(

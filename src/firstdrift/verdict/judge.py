@@ -20,7 +20,6 @@ from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..compare.result import PairResult, Verdict
 from ..compare.scales import worst_of
-from ..compare.storage import STORED_DIFFERENTLY
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
@@ -57,13 +56,12 @@ def judge(
     court = _Court(measured, graph, load, truths or {})
     while True:
         court.hear_all()
-        settled = court.settled | court.settled_weights()
         inside, whole = court.other_layouts()
-        if settled == court.settled and inside.keys() <= court.inside.keys():
+        if inside.keys() <= court.inside.keys():
             break
         # Heard again, everything behind these is judged with the candidate's own weights and layouts.
         inside, whole = {**court.inside, **inside}, {**court.whole, **whole}
-        court = _Court(measured, graph, load, truths or {}, settled, inside, whole)
+        court = _Court(measured, graph, load, truths or {}, inside, whole)
     settle_edges(court.results, court.drifts, load)
     return [court.results[item.pair.site] for item in measured]
 
@@ -82,8 +80,7 @@ def watch(measured: Sequence[Measured], graph: Graph, judged: Sequence[PairResul
 class _Court:
     def __init__(
         self, measured: Sequence[Measured], graph: Graph, load: Callable[[Pair], tuple[Array, Array]],
-        truths: Mapping[Site, Truth], settled: frozenset[Site] = frozenset(),
-        inside: Mapping[Site, str] = NOTHING, whole: Mapping[Site, str] = NOTHING,
+        truths: Mapping[Site, Truth], inside: Mapping[Site, str] = NOTHING, whole: Mapping[Site, str] = NOTHING,
     ) -> None:  # fmt: skip
         self.graph = graph
         self.load = load
@@ -94,11 +91,9 @@ class _Court:
         self.worst: dict[Site, float] = {}  # error of the worst part of each site
         self.parts: dict[Site, float] = {}  # the same, for the part's own size
         self.drifts: list[Site] = []
-        self.suspects: set[Site] = set()  # weights that differ, until something downstream confirms it
-        self.settled = settled  # weights that differ, though everything computed with them agrees
         self.inside, self.whole = inside, whole  # parts in another layout, and what comes out of them
         # No method: those that are handed it are kept here, and would keep both traces' files open with themselves.
-        self.error = partial(_error_of, self.results, settled, inside)
+        self.error = partial(_error_of, self.results, inside)
 
     @cached_property
     def behind_flips(self) -> BehindFlips:
@@ -262,9 +257,6 @@ class _Court:
         """What else may explain an error: another layout, a flip, a shorter format; or it is a drift."""
         assert judged.error is not None
         assert judged.limit is not None
-        if judged.site._replace(phase="weight") in self.settled:
-            reason = "its weight is stored in another layout; say which in a map to compare it"
-            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
         if not dirty and (handed_on := self.excuses.handed_on(judged)) is not None:
             return replace(judged, verdict=Verdict.NOISE, reason=handed_on)
         if not dirty and (flip := self.excuses.flip(judged)) is not None:
@@ -293,18 +285,16 @@ class _Court:
         if judged.site.phase == "input":
             reason = "the two sides were not fed the same data"
             return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the data fed in", limit=unit)
-        if judged.site in self.settled:
-            reason = f"{STORED_DIFFERENTLY}, but everything computed with it agrees"
-            return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=unit)
-        self.suspects.add(judged.site)
         reason = f"the weights differ by {error:.1e}"
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the loading of weights", limit=unit)
 
     def in_other_layout(self, judged: PairResult, layout: str) -> PairResult:
         """A part that agrees as a whole vouches for what is inside it, but not for the gradients of its weights: these
         must be the same numbers, in whatever order."""
-        from .layouts import same_numbers
+        from .layouts import LIKEWISE, same_numbers
 
+        if layout == LIKEWISE:
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=layout)
         if judged.site.phase in _OF_WEIGHTS and not same_numbers(
             *self.load(judged.pair), SORTED * (judged.limit or 0.0)
         ):
@@ -361,17 +351,6 @@ class _Court:
         (ours, _), (theirs, _) = (one for one in made if one is not None)
         return abs(theirs - ours) <= limit * abs(ours)
 
-    def settled_weights(self) -> frozenset[Site]:
-        """Weights that differ without a difference in anything computed with them: folded or permuted, no bug."""
-        forward = [r for r in self.results.values() if r.site.phase == "fwd" and r.measurement is not None]
-        settled = set()
-        for site in self.suspects:
-            own = [r for r in forward if r.site.step == site.step and _below(site.name, r.site.name)]
-            tested = own or [result for result in forward if result.site.step == site.step]
-            if tested and all(self.explained_without(result) for result in tested):
-                settled.add(site)
-        return frozenset(settled)
-
     def other_layouts(self) -> tuple[dict[Site, str], dict[Site, str]]:
         """The sites in parts that agree as a whole, and what comes out of these; only a drift can be one."""
         if not self.drifts:
@@ -379,13 +358,6 @@ class _Court:
         from .layouts import other_layouts
 
         return other_layouts(self.results, self.limits, self.graph, self.load)
-
-    def explained_without(self, result: PairResult) -> bool:
-        """Whether a forward error is noise even when the differing weights are not counted among its inputs."""
-        producers = [site for site in self.evidence(result.site) if site not in self.suspects]
-        inherited = max((self.error(site) for site in producers), default=0.0)
-        limit = self.limits.limit(self.items[result.site], producers, inherited)
-        return (result.error or 0.0) <= limit and (result.measurement is None or result.measurement.nonfinite_agree)
 
     def drift_inside(self, site: Site) -> Site | None:
         """A container inherits from whatever drifted inside it."""
@@ -425,13 +397,6 @@ def _nonfinite(measurement: Measurement) -> str:
     return f"the reference has {ours}, the candidate {theirs}, not at the same places"
 
 
-def _below(parameter: str, module: str) -> bool:
-    """Whether a module's output is computed with a parameter: its own, or one inside it."""
-    return module == parameter or parameter.startswith(f"{module}.") or module == ""
-
-
-def _error_of(
-    results: Mapping[Site, PairResult], settled: Container[Site], inside: Container[Site], site: Site
-) -> float:  # fmt: skip
+def _error_of(results: Mapping[Site, PairResult], inside: Container[Site], site: Site) -> float:
     """The error of a site that was judged already; a layout of its own is none."""
-    return 0.0 if site in settled or site in inside else results[site].error or 0.0
+    return 0.0 if site in inside else results[site].error or 0.0

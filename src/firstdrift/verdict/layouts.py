@@ -12,7 +12,7 @@ import numpy as np
 from ..compare.pairs import Pair
 from ..compare.result import CLEAN, PairResult, Verdict
 from ..dtypes import roundoff
-from ..sites import Site
+from ..sites import PARAMETER_PHASES, Site
 from ..traces import Array
 from .graph import Graph
 from .ladder import is_short
@@ -24,6 +24,7 @@ from .reasons import LAYOUT
 from .rescaled import other_lengths
 
 AGREES = "as a whole agrees"
+LIKEWISE = f"{LAYOUT}, perhaps: so it is in other layers, and here nothing agrees as a whole"
 
 Results = Mapping[Site, PairResult]
 Load = Callable[[Pair], tuple[Array, Array]]
@@ -58,7 +59,38 @@ def other_layouts(
     if not inside:
         others = other_orders(results, limits, graph, load) or other_lengths(results, limits, graph, load)
         inside = {site: f"{LAYOUT}; {reason}" for site, reason in others.items()}
-    return inside, whole
+    unread = {
+        site for site in inside if site.phase == "weight" and _is_unread(results[site], outputs, results, graph, load)
+    }
+    return {site: reason for site, reason in inside.items() if site not in unread}, whole
+
+
+def _is_unread(
+    weight: PairResult, outputs: Mapping[str, Sequence[PairResult]], results: Results, graph: Graph, load: Load
+) -> bool:
+    """Whether a weight that differs does not show: its own module makes the same of the same, or some of its rows are
+    the same and others no rows of the reference. Nothing makes up for it then; this batch does not read what is wrong.
+    """
+    if weight.verdict in CLEAN:
+        return False
+    own = outputs.get(weight.site.name, ())
+    fed = [results[site] for result in own for site in graph.producers(result.site) if site in results]
+    flowing = [result for result in fed if result.site.phase != "weight"]
+    if own and flowing and all(one.measurement is not None and one.verdict in CLEAN for one in (*own, *flowing)):
+        return True
+    return _has_other_rows(*load(weight.pair))
+
+
+def _has_other_rows(ours: Array, theirs: Array) -> bool:
+    """Whether some rows are the same on both sides, and others are not to be found among the reference's."""
+    if ours.shape != theirs.shape or ours.ndim < 2:
+        return False
+    x, z = (np.ascontiguousarray(one).reshape(len(one), -1) for one in (ours, theirs))
+    equal = (x == z).all(axis=1)
+    if not equal.any() or equal.all():
+        return False
+    known = {row.tobytes() for row in x}
+    return any(row.tobytes() not in known for row in z[~equal])
 
 
 def _undone_by(
@@ -100,11 +132,7 @@ def _likewise(results: Results, drifts: Sequence[PairResult]) -> dict[Site, str]
     else is wrong around them, they cannot be told from it by what comes out."""
     known = {_place(site) for site, r in results.items() if site.phase == "weight" and r.reason.endswith(AGREES)}
     alike = {r.site.name for r in drifts if r.site.phase == "weight" and _place(r.site) in known}
-    return {
-        site: f"{LAYOUT}, as in other layers"
-        for site in results
-        if site.name in alike and not site.port.startswith("in.")
-    }
+    return {site: LIKEWISE for site in results if site.name in alike and site.phase in PARAMETER_PHASES}
 
 
 def _place(site: Site) -> tuple[str, ...]:
@@ -140,6 +168,8 @@ def _makes_up(
         if measurement is None or not measurement.nonfinite_agree or result.error is None or not measurement.compared:
             return False
         item = limits.items[result.site]
+        if item.is_integer:  # a choice says nothing of the numbers it was made by
+            return False
         noise = limits.local(item, []) * sqrt(max(1, steps))
         if result.error > noise + GAIN_MARGIN * entered or not outweighs(drift, result, result.error):
             return False

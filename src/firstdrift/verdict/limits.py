@@ -11,7 +11,17 @@ from ..compare.result import PairResult
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from .graph import Graph
-from .noise import GAIN_MARGIN, WORST_OF_MANY, forward_length, gain_limit, is_product, kind_of, local_limit, per_sample
+from .noise import (
+    GAIN_MARGIN,
+    WORST_OF_MANY,
+    forward_length,
+    gain_limit,
+    is_product,
+    kind_of,
+    local_limit,
+    norm_length,
+    per_sample,
+)
 from .parts import worst_part as worst_part
 
 CALIBRATION = "noise"  # the key of a trace's line that says how noisy the reference itself is there
@@ -117,6 +127,8 @@ class Limits:
             return max(
                 [1, math.prod(shape) if pair.site.phase == "loss" else per_sample(shape), *map(per_sample, flowing)]
             )
+        if kind == "norm":
+            return norm_length(pair.reference.op or "", shape, weights)
         return self.fan_in(pair) or forward_length(kind, shape, flowing, weights)
 
     def fan_in(self, pair: Pair) -> int:

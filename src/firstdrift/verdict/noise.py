@@ -67,8 +67,15 @@ def forward_length(kind: str, shape: Shape, inputs: list[Shape], weights: list[S
         return max(1, last if kind == "activation" else 1, pooled)  # softmax sums its last axis, a pool its window
     if kind == "linear" and fan_in:
         return fan_in
-    sizes = [prod(weight) for weight in weights] if kind == "norm" and weights else []
-    return max([1, fan_in, per_sample(shape), *map(per_sample, inputs), *sizes])
+    return max([1, fan_in, per_sample(shape), *map(per_sample, inputs)])
+
+
+def norm_length(op: str, shape: Shape, weights: list[Shape]) -> int:
+    """How many numbers a norm's statistics sum: its weight's, or those of a row; those of a channel of the whole batch
+    for norms of channels."""
+    if any(word in op.lower() for word in ("batch", "group", "instance")):
+        return max(1, prod(shape) // shape[1]) if len(shape) > 1 else max(1, prod(shape))
+    return max([shape[-1] if shape else 1, *(prod(weight) for weight in weights)])
 
 
 def per_sample(shape: Shape) -> int:
