@@ -14,7 +14,6 @@ from .compare.result import CLEAN, Cause, Coverage, FirstDrift, PairResult, Resu
 from .compare.storage import STORED_DIFFERENTLY
 from .judge.nan_pairs import refuse_nan
 from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site
-from .strict_json import Json
 from .traces import Trace
 from .verdict.graph import Graph
 from .verdict.reasons import AMPLIFIED, LAYOUT, REFERENCE_OFF
@@ -130,14 +129,9 @@ def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
         return Verdict.DRIFT
     if not compared or Verdict.NOT_COMPARABLE in found:
         return Verdict.NOT_COMPARABLE
-    if any(result.verdict is Verdict.INCONCLUSIVE and not _vouched_for(result, judged) for result in judged):
+    if found & {Verdict.INCONCLUSIVE, Verdict.INHERITED}:  # or inherited from nothing that was found
         return Verdict.INCONCLUSIVE
-    if Verdict.INHERITED in found:  # from nothing that was found: never green
-        return Verdict.INCONCLUSIVE
-    for verdict in (Verdict.FLIP, Verdict.NOISE, Verdict.INCONCLUSIVE):
-        if verdict in found:
-            return Verdict.NOISE if verdict is Verdict.INCONCLUSIVE else verdict
-    return Verdict.SAME
+    return next((verdict for verdict in (Verdict.FLIP, Verdict.NOISE) if verdict in found), Verdict.SAME)
 
 
 def _other_arguments(judged: Sequence[PairResult]) -> list[PairResult]:
@@ -165,34 +159,6 @@ def _told_of_arguments(other: Sequence[PairResult]) -> list[str]:
         return []
     inputs = "1 input is another argument" if len(other) == 1 else f"{len(other)} inputs are other arguments"
     return [f"{inputs} on the two sides, first {shown(other[0].site)}; what these modules return agrees"]
-
-
-def _vouched_for(result: PairResult, judged: Sequence[PairResult]) -> bool:
-    """An optimizer updates all parameters of a group alike: where it was judged on others with the same settings, one
-    that shows nothing leaves no doubt."""
-    step, phase = result.site.step, result.site.phase
-    return phase == "weight_after" and any(
-        other.verdict in CLEAN
-        and other.measurement is not None
-        and (other.site.step, other.site.phase) == (step, phase)
-        and _settings(other) == _settings(result)
-        for other in judged
-    ) and not _set_otherwise(*_settings(result)[:2])  # fmt: skip
-
-
-def _settings(result: PairResult) -> list[Mapping[str, Json]]:
-    """What both sides recorded of the optimizer's settings for a parameter."""
-    said = [record.details.get("attrs") for record in (result.pair.reference, *result.pair.candidate)]
-    return [one if isinstance(one, Mapping) else {} for one in said]
-
-
-def _set_otherwise(ours: Mapping[str, Json], theirs: Mapping[str, Json]) -> bool:
-    """Whether a number that both sides recorded is not the same, be it too small a difference to show."""
-    return any(
-        isinstance(value, int | float | list) and not isinstance(value, bool) and theirs[key] != value
-        for key, value in ours.items()
-        if key in theirs
-    )
 
 
 def _first_drift(drifts: Sequence[PairResult], explain: Explain | None) -> FirstDrift:

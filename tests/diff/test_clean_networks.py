@@ -115,7 +115,10 @@ def test_a_more_precise_implementation_is_noise(tmp_path, name, seed, optimizer)
     record(tmp_path / "r", model, x, y, optimizer=optimizer)
     record(tmp_path / "c", model, x, y, dtype=torch.float64, optimizer=optimizer)
     result = fd.diff(tmp_path / "r", tmp_path / "c")
-    assert (result.exit_code, result.verdict in ("noise", "flip")) == (0, True), result.sentence
+    unclear = {(pair.site.phase, pair.site.port) for pair in result.pairs if pair.verdict == "inconclusive"}
+    # Of a bias before a norm, whose gradient is the rounding of its terms, the update is a matter of chance.
+    assert unclear <= ({("weight_after", "bias")} if name == "convolutions" else set()), result.sentence
+    assert (result.exit_code, result.verdict in ("noise", "flip", "inconclusive")) == (2 if unclear else 0, True)
 
 
 @pytest.mark.parametrize("seed", range(2))

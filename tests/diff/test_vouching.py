@@ -1,4 +1,4 @@
-"""An update that is lost in the rounding of its weight is vouched for only by others with the same settings."""
+"""An update that is lost in the rounding of its weight stays in doubt, whatever others show."""
 
 import ml_dtypes
 import numpy as np
@@ -21,21 +21,12 @@ def run(path, attrs, nudge):
     return record(path, sites)
 
 
-def both(settings, other=None):
-    return {"fc": settings, "embed": settings if other is None else other}
+def both(settings):
+    return {"fc": settings, "embed": settings}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "code"),
-    [
-        (both({"lr": 0.1}), both({"lr": 0.1}), 0),
-        (both({"foreach": True}), both({"foreach": False}), 0),
-        (both({"lr": 0.1}, {"lr": 0.2}), both({"lr": 0.1}, {"lr": 0.2}), 2),
-        (both({"lr": 0.1}), both({"lr": 0.1}, {"lr": 0.5}), 2),
-        (both({"eps": 0.1}), both({"eps": 0.2}), 2),
-    ],
-)
-def test_other_settings_do_not_vouch(ours, theirs, code, tmp_path):
-    result = fd.diff(run(tmp_path / "a", ours, 3), run(tmp_path / "b", theirs, 4))
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, {"foreach": True}])
+def test_nothing_vouches_for_an_update_that_shows_nothing(settings, tmp_path):
+    result = fd.diff(run(tmp_path / "a", both(settings), 3), run(tmp_path / "b", both(settings), 4))
     assert {r.site.name: str(r.verdict) for r in result.pairs}["embed"] == "inconclusive"
-    assert result.exit_code == code, result.sentence
+    assert result.exit_code == 2, result.sentence

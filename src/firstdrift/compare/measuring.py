@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from .fills import LEAST, without_fills
 from .pairs import Pair, ReconcileError, apply_all
 from .result import Verdict
 from .scales import Parts, parts_of, profile_of
+from .updates import Update, update_of
 
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -30,8 +30,8 @@ THREADS = min(4, os.cpu_count() or 1)
 class Measured:
     """A pair and its numbers, or why there are none.
 
-    `floor` is error that the stored form forces on the pair whatever computed it (an update, rounded into weights);
-    `rounded_equal` says that the reference, rounded to the candidate's dtype, is the candidate.
+    `update` is of weights after a step what was added to them; `rounded_equal` says that the reference, rounded to the
+    candidate's dtype, is the candidate.
     """
 
     pair: Pair
@@ -39,7 +39,7 @@ class Measured:
     problem: str | None = None
     verdict: Verdict = Verdict.SAME  # of a pair without numbers
     reason: str = ""
-    floor: float = 0.0
+    update: Update | None = None
     rounded_equal: bool = False
     is_integer: bool = False
     is_constant: bool = False  # one value everywhere, on both sides
@@ -93,9 +93,9 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         kinds = f"{pair.reference.dtype} and {pair.candidate[0].dtype}"
         return Measured(pair, problem=f"dtypes {kinds} are not of one kind (float, integer, complex, bool)")
     rounded = _rounded_equal(pair, ours, theirs)
-    floor = 0.0
+    update = None
     if pair.site.phase == "weight_after":
-        ours, theirs, floor = befores.updates(pair, ours, theirs)
+        ours, theirs, update = befores.updates(pair, ours, theirs)
     found = measure(ours, theirs, threads=THREADS)
     if found.bit_equal and ours.dtype == theirs.dtype:
         theirs = ours  # what is asked from here on of one side holds of both
@@ -105,9 +105,9 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         found = found if ours is recorded else measure(ours, theirs, threads=THREADS)
     constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
     whole = _kind(ours) == "integer"
-    parts = None if found.bit_equal or whole else _parts(pair, ours, theirs)
+    parts = None if found.bit_equal or whole or update is not None else _parts(pair, ours, theirs)
     return Measured(
-        pair, found, floor=floor, rounded_equal=rounded, is_integer=whole, is_constant=constant, parts=parts
+        pair, found, update=update, rounded_equal=rounded, is_integer=whole, is_constant=constant, parts=parts
     )
 
 
@@ -205,31 +205,22 @@ class _Befores:
     def __init__(self, reference: Trace, candidate: Trace) -> None:
         self._reference, self._candidate = reference, candidate
 
-    def updates(self, pair: Pair, ours: Array, theirs: Array) -> tuple[Array, Array, float]:
-        """Both updates, and how much of them rounding alone explains; the weights themselves if there is no before.
+    def updates(self, pair: Pair, ours: Array, theirs: Array) -> tuple[Array, Array, Update | None]:
+        """What both sides added to their weights, and how far that is apart; the weights themselves, and None, if there
+        is no before.
 
-        Storing a weight rounds its update away. And an optimizer that divides by the gradient's own size, as Adam
-        does, turns the noise of a gradient next to zero into a full step: element by element, an update is no more
-        certain than its gradient.
+        An optimizer that divides by the gradient's own size, as Adam does, turns the noise of a gradient next to zero
+        into a full step: element by element, an update is no more certain than its gradient.
         """
         before = self._both(pair, ("weight",), ours.shape)
         if before is None:
-            return ours, theirs, 0.0
+            return ours, theirs, None
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        weights = measure(before[0], ours, full=False).norm_reference
         same = _are_same(ours, theirs) and _are_same(*before)
-        ours = mapped_rows(_difference, ours, before[0])
-        theirs = ours if same else mapped_rows(_difference, theirs, before[1])
-        size = measure(ours, theirs, full=False).norm_reference
-        if not size:  # whatever the candidate adds: could the reference have rounded it away?
-            moved = measure(theirs, theirs, full=False).norm_reference
-            return ours, theirs, math.inf if moved <= unit * weights else 0.0
-        gradients = self._both(pair, ("grad_scaled", "grad"), ours.shape)
-        passed = 0.0
-        if gradients is not None and not _are_same(*gradients):
-            uncertain = mapped_rows(_uncertain, ours, theirs, *gradients)
-            passed = measure(uncertain, uncertain, full=False).norm_reference
-        return ours, theirs, (unit * weights + passed) / size
+        gradients = None if same else self._both(pair, ("grad_scaled", "grad"), ours.shape)
+        found = update_of(before, (ours, theirs), unit, gradients)
+        added = mapped_rows(_difference, ours, before[0])
+        return added, added if same else mapped_rows(_difference, theirs, before[1]), found
 
     def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
         """Both sides' tensors of the same parameter in the first of these phases that both have."""
@@ -256,16 +247,6 @@ class _Befores:
 def _are_same(ours: Array, theirs: Array) -> bool:
     """Whether two tensors are the same bits, which one pass over them tells."""
     return ours.dtype == theirs.dtype and measure(ours, theirs, full=False, threads=THREADS).bit_equal
-
-
-def _uncertain(update: Array, other: Array, ours: Array, theirs: Array) -> Array:
-    """How much of each element of an update, whichever side's is larger, its gradient leaves open."""
-    a, b = _wide(ours), _wide(theirs)
-    scale = np.maximum(np.abs(a), np.abs(b))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.where(scale > 0, np.abs(a - b) / scale, 0.0)
-    open_part: Array = np.nan_to_num(np.minimum(relative, 2.0) * np.maximum(np.abs(update), np.abs(other)))
-    return open_part
 
 
 def _difference(after: Array, before: Array) -> Array:

@@ -19,7 +19,7 @@ from ..program.interpreter import ControlDiffersError, NotReplayableError, opera
 from ..program.running.shaking import moves
 from ..sites import Site
 from ..traces import Array
-from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
+from ..verdict.introduced import Introduced, introduced, is_other_mask
 from ..verdict.ladder import is_short
 from .replays import Replays
 
@@ -53,11 +53,11 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, floor: 
     site = pair.reference.site
     if replays.draws(site) and is_other_mask(expected, found):
         return None  # the candidate drew other numbers, and which is not on record
-    size, how = _size(pair, replays, expected), _how(site, replays)
+    before, how = _before(pair, replays), _how(site, replays)
     floor *= sqrt(1 + len(replays.unseen(site)))  # what they add by themselves adds up like a random walk
-    own = introduced(expected, found, floor, (), how, size)
+    own = introduced(expected, found, floor, (), how, before)
     if own.beyond_noise:
-        own = introduced(expected, found, floor, _rounded(pair, replays, expected), how, size)
+        own = introduced(expected, found, floor, _rounded(pair, replays, expected), how, before)
     if own.beyond_noise and (_is_guess(site, replays) or (site.phase != "fwd" and _may_have_flipped(pair, replays))):
         return None
     if not own.beyond_noise and _casts(site, replays) and _is_reference_off(site, replays, floor):
@@ -120,12 +120,13 @@ def _inherited(pair: Pair, replays: Replays, expected: Array) -> float | None:
     return measure(ours, expected, full=False).rel_l2
 
 
-def _size(pair: Pair, replays: Replays, expected: Array) -> float:
-    """What errors are relative to, where it is not the tensor itself: of weights, how far they went."""
+def _before(pair: Pair, replays: Replays) -> tuple[Array, float] | None:
+    """Of weights after a step, the candidate's before it, and the roundoff of what they are stored in."""
     if pair.site.phase != "weight_after":
-        return 0.0
+        return None
     before = replays.theirs.array(pair.reference.site._replace(phase="weight"))
-    return 0.0 if before is None else distance(measure(before, expected, full=False))
+    unit = roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
+    return None if before is None else (before, unit)
 
 
 def _how(site: Site, replays: Replays) -> str:

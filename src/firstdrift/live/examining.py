@@ -20,7 +20,7 @@ from ..sites import Site
 from ..traces import Array, Trace
 from ..verdict.flips import MOST, in_few_places, tied_choices
 from ..verdict.graph import Graph
-from ..verdict.introduced import Introduced, distance, introduced, is_other_mask
+from ..verdict.introduced import Introduced, introduced, is_other_mask
 from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
 from ..verdict.limits import Limits
 from ..verdict.scores import scores_behind
@@ -53,13 +53,13 @@ class Replays:
         if found is None:
             return None
         expected, theirs = found
-        plain, size = None, 0.0
+        plain, before = None, None
         if expected.dtype.kind not in "iub":
             plain = compared(*self.plain, site)
         if site.phase == "weight_after":
-            before = self.exact.array(site._replace(phase="weight"))
-            size = distance(measure(before, expected))
-        return introduced(expected, theirs, floor, () if plain is None else (plain,), self.how, size)
+            unit = roundoff(self.exact[site].dtype, self.candidate[site].dtype)
+            before = self.candidate.array(site._replace(phase="weight")).astype(expected.dtype, copy=False), unit
+        return introduced(expected, theirs, floor, () if plain is None else (plain,), self.how, before)
 
 
 def compared(expected: Trace, found: Trace, site: Site) -> tuple[Array, Array] | None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._kernels import Measurement, measure
 from ..compare.result import CLEAN, PairResult, Verdict
 from ..compare.scales import PART, profile_of, worst_part
+from ..compare.updates import update_of
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
@@ -60,25 +63,28 @@ def introduced(
     floor: float,
     rounded: Sequence[tuple[Array, Array]],
     how: str,
-    size: float = 0.0,
+    before: tuple[Array, float] | None = None,
 ) -> Introduced:
     """Compare what a site holds with what it should hold.
 
     `floor` is the relative error that is always allowed; `rounded` what correct computations of the same inputs make of
     them, each with what it should make: an operation that is ill-conditioned shows it there, in the rows and columns in
-    which it is. What `size` is given for is judged as a whole.
+    which it is. `before` are the weights that an update was added to, and the roundoff of what they are stored in.
     """
     numbers = measure(expected, found)
-    whole, size = size > 0, size or numbers.norm_reference
+    size = numbers.norm_reference
     if not numbers.nonfinite_agree:
         return Introduced(inf, floor, size, how)
     error = distance(numbers)
     if error == 0:  # nor is any part of it off
         return Introduced(0.0, floor, size, how, 0.0, PART * floor)
+    if before is not None:
+        noise_alone = [_wide(expected) + (_wide(made) - _wide(meant)) for meant, made in rounded]
+        return _update(expected, found, *before, noise_alone, floor, how)
     noise = max((distance(measure(*both, full=False)) for both in rounded), default=0.0)
     allowed = max(floor * size, GAIN_MARGIN * noise)
     scale = size or allowed or 1.0
-    if whole or not size:
+    if not size:
         return Introduced(error / scale, allowed / scale, scale, how)
     found_parts = profile_of(expected, found, least=floor)
     if found_parts is None:
@@ -86,6 +92,24 @@ def introduced(
     noises = [profile for both in rounded if (profile := profile_of(*both, least=floor)) is not None]
     part = worst_part(found_parts, noises, floor)
     return Introduced(error / scale, allowed / scale, scale, how, part.error, part.limit, where=part.where)
+
+
+def _update(
+    expected: Array, found: Array, before: Array, unit: float, noise: Sequence[Array], floor: float, how: str
+) -> Introduced:
+    """The same of weights after a step: the update is what may be off."""
+    update = update_of((before, before), (expected, found), unit, noise=noise)
+    size = distance(measure(before, expected, full=False))
+    error = distance(measure(expected, found, full=False)) / (size or 1.0)
+    if update.is_gross or (update.is_apart and error > PART * floor):
+        return Introduced(error, PART * floor, size, how)
+    if update.is_hidden and not any(np.array_equal(found, one) for one in noise):
+        return Introduced(0.0, update.open, size, how, undecided="the update is lost in the rounding of the weights")
+    return Introduced(error, max(error, update.open), size, how)
+
+
+def _wide(array: Array) -> NDArray[Any]:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def distance(numbers: Measurement) -> float:

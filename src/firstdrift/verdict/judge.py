@@ -20,13 +20,14 @@ from ..compare.measuring import Measured
 from ..compare.pairs import Pair
 from ..compare.result import PairResult, Verdict
 from ..compare.scales import worst_of
+from ..compare.updates import NOISIER, Update
 from ..dtypes import roundoff
 from ..sites import Site
 from ..traces import Array
 from .graph import Graph
 from .handed_on import is_handed_on, one_factor
 from .limits import limits_for
-from .noise import WORST_OF_MANY
+from .noise import GAIN_MARGIN, WORST_OF_MANY
 from .parts import worst_for_its_size, worst_part
 from .readers import described, is_inside, settle_edges
 from .reasons import REFERENCE_OFF
@@ -189,7 +190,9 @@ class _Court:
         if judged.measurement.compared == 0:
             return replace(judged, verdict=Verdict.INCONCLUSIVE, reason="no element is finite on both sides")
         worst = 0.0
-        if not item.floor and judged.error:  # an update's error sits in the few elements with next to no gradient
+        if item.update is not None and judged.pair.tolerance is None:
+            return self.of_update(judged, item.update, dirty)
+        if judged.error:
             worst = worst_part(judged.measurement) * judged.error / (judged.measurement.rel_l2 or judged.error)
         self.worst[judged.site] = worst
         local = self.limits.local(item, producers)
@@ -212,13 +215,37 @@ class _Court:
             return self.in_parts(judged, item, producers, within)
         return self.beyond_noise(judged, dirty, worst, remark)
 
+    def of_update(self, judged: PairResult, update: Update, dirty: Sequence[Site]) -> PairResult:
+        """What was added to weights: by how much it is off as a whole, and in single elements."""
+        judged = replace(judged, limit=update.open)
+        handed = GAIN_MARGIN * self.remembered(judged.site)
+        if update.is_gross:
+            return self.blame(judged, dirty, "an element of the update is off by more than any step is long")
+        if abs(update.factor) > update.open + handed:
+            return self.blame(judged, dirty, f"the update is {1 + update.factor:.4g} times the reference's")
+        if update.error > NOISIER * update.noise + handed:
+            off = f"error {update.error:.1e}, where rounding and gradients explain {update.noise:.1e}"
+            return self.blame(judged, dirty, off)
+        if dirty:
+            return replace(judged, verdict=Verdict.INHERITED, reason="follows from its inputs")
+        if update.is_hidden:
+            reason = "the update is lost in the rounding of the weights it is added to"
+            return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
+        return replace(judged, verdict=Verdict.NOISE, reason="within the rounding of the weights")
+
+    def remembered(self, site: Site) -> float:
+        """The largest error of a parameter's gradients so far: an optimizer remembers them."""
+        phases = ("grad", "grad_scaled", "optim")
+        own = [site._replace(phase=phase, step=step) for phase in phases for step in range(site.step + 1)]
+        return max((min(self.error(one), 1.0) for one in own if one in self.results), default=0.0)
+
     def in_parts(self, judged: PairResult, item: Measured, producers: Sequence[Site], within: PairResult) -> PairResult:
         """What is within noise as a whole: some row, column or element may be beyond it for its own size.
 
         Whether that is noise of its own, as where large terms cancel, the program tells; without one, nobody.
         """
         assert judged.limit is not None
-        if item.floor or item.parts is None or judged.pair.tolerance is not None:
+        if item.parts is None or judged.pair.tolerance is not None:
             return within
         part = worst_of(item.parts, judged.limit)
         passed = self.limits.gain(judged.pair) * max((self.parts.get(site, 0.0) for site in producers), default=0.0)
@@ -249,8 +276,6 @@ class _Court:
         if judged.site.phase == "grad_scaled" and self.is_scaled_alike(judged, item, producers):
             return replace(judged, verdict=Verdict.NOISE, reason="both sides made it alike of their own gradients")
         reason = f"errors up to {judged.limit:.1g} of the tensor would be invisible here"
-        if item.floor:
-            reason += ": the update is lost in the rounding of the weights it is added to"
         return replace(judged, verdict=Verdict.INCONCLUSIVE, reason=reason)
 
     def beyond_noise(self, judged: PairResult, dirty: Sequence[Site], worst: float, remark: str) -> PairResult:

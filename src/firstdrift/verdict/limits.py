@@ -12,7 +12,6 @@ from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from .graph import Graph
 from .noise import (
-    GAIN_MARGIN,
     WORST_OF_MANY,
     forward_length,
     gain_limit,
@@ -51,7 +50,7 @@ class Limits:
         if pair.tolerance is not None:
             return pair.tolerance.relative
         passed = self.gain(pair) * (inherited if math.isfinite(inherited) else 0.0)
-        return self.local(item, producers) + passed + GAIN_MARGIN * item.floor
+        return self.local(item, producers) + passed
 
     def worst_limit(self, item: Measured, producers: Sequence[Site], limit: float, passed: float) -> float:
         """The largest error of a row, column or block: noise scatters, and errors stay as concentrated as they are."""

@@ -1,0 +1,102 @@
+"""What a step has added to weights, compared: element by element, and as a factor on all of it.
+
+Storing a weight rounds its update, so that single elements say little of a small one. All of them together say more: a
+learning rate that is off shows as a factor, whose error is that of one element over the root of how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..traces import Array
+
+ROUNDINGS = 4.0  # by which two stored weights may differ, whatever was added to them
+STEPS = 8.0  # roundings of an update while it is computed
+LONGER = 4.0  # times the longest step of the reference, an element can be off by no legal one
+NOISIER = 8.0  # times the error that rounding and gradients explain, that of an update may be
+SIGMAS = 6.0  # standard errors by which a factor may be off by chance
+AT_ONCE = 1 << 20  # elements that are looked at together
+
+Both = tuple[Array, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How far two updates are apart: their relative `error`, and what rounding and gradients explain of it (`noise`);
+    the `factor` of the one on the other, less one, and how large that has to be before anybody can tell (`open`);
+    whether an element is off by more than any step is long (`is_gross`)."""
+
+    error: float
+    noise: float
+    factor: float
+    open: float
+    is_gross: bool
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the two differ by more than rounding and gradients explain."""
+        return self.is_gross or abs(self.factor) > self.open or self.error > NOISIER * self.noise
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether an update that is not there at all would not be seen."""
+        return self.open >= 1
+
+
+def update_of(
+    before: Both, after: Both, unit: float, gradients: Both | None = None, noise: Sequence[Array] = ()
+) -> Update:
+    """Compare what was added to weights; `unit` is the roundoff of the stored ones. `noise` are other right results."""
+    longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
+    squares = product = errors = noises = open_squares = 0.0
+    is_gross = False
+    for part in _parts(after[0]):
+        a, b = _added(before, after, 0, part), _added(before, after, 1, part)
+        error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
+        stored = unit * np.abs(_wide(after[0][part]))
+        unsure = largest * (0.0 if gradients is None else _relative(gradients[0][part], gradients[1][part]))
+        for one in noise:
+            unsure = np.maximum(unsure, np.abs(_wide(one[part]) - _wide(after[0][part])))
+        is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
+        explained = (stored + unit * STEPS * np.abs(a)) ** 2 + unsure**2
+        squares += float(np.sum(np.abs(a) ** 2))
+        errors += float(np.sum(np.abs(error) ** 2))
+        noises += float(np.sum(explained))
+        product += float(np.sum((np.conj(a) * error).real))
+        open_squares += float(np.sum(np.abs(a) ** 2 * explained))
+    if not squares:
+        return Update(0.0, 0.0, 0.0, inf, is_gross)
+    factor, least = product / squares, SIGMAS * sqrt(open_squares) / squares
+    return Update(sqrt(errors / squares), sqrt(noises / squares), factor, least, is_gross)
+
+
+def _added(before: Both, after: Both, side: int, part: Any) -> NDArray[Any]:
+    added: NDArray[Any] = _wide(after[side][part]) - _wide(before[side][part])
+    return added
+
+
+def _parts(array: Array) -> Iterator[Any]:
+    if not array.ndim:
+        yield ...
+        return
+    step = max(1, AT_ONCE // max(1, array[:1].size))
+    for start in range(0, len(array) if array.size else 0, step):
+        yield slice(start, start + step)
+
+
+def _relative(ours: Array, theirs: Array) -> NDArray[Any]:
+    """How far two gradients are apart, for their size; a full step turns round where they have other signs."""
+    a, b = _wide(ours), _wide(theirs)
+    scale = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.minimum(np.where(scale > 0, np.abs(a - b) / scale, 0.0), 2.0)
+
+
+def _wide(array: Array) -> NDArray[Any]:
+    return np.asarray(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64)
