@@ -1,0 +1,1 @@
+"""Operations with their formula, other legal ways to compute it, and ways to be wrong."""
