@@ -127,4 +127,6 @@ def canonical(network: Network, site: fd.Site) -> fd.Site | None:
         return at(step, "grad", name, port)
     if phase in ("weight", "weight_after") and (name, port) not in network.weights:
         return None
+    if phase == "weight_after" and (name, port) not in network.trainable():
+        return at(step, "weight", name, port)  # a frozen buffer is after the step what it was before
     return None if port.endswith(".step") else at(step, phase, name, port)
