@@ -54,7 +54,7 @@ def update_of(
 ) -> Update:
     """Compare what was added to weights; `unit` is the roundoff of the stored ones. `noise` are other right results."""
     longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
-    squares = product = errors = noises = open_squares = 0.0
+    squares = product = errors = noises = open_squares = turned = 0.0
     is_gross = False
     for part in _parts(after[0]):
         a, b = _added(before, after, 0, part), _added(before, after, 1, part)
@@ -64,15 +64,16 @@ def update_of(
         for one in noise:
             unsure = np.maximum(unsure, np.abs(_wide(one[part]) - _wide(after[0][part])))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
-        explained = (stored + unit * STEPS * np.abs(a)) ** 2 + unsure**2
+        rounding = (stored + unit * STEPS * np.abs(a)) ** 2
         squares += float(np.sum(np.abs(a) ** 2))
         errors += float(np.sum(np.abs(error) ** 2))
-        noises += float(np.sum(explained))
+        noises += float(np.sum(rounding + unsure**2))
         product += float(np.sum((np.conj(a) * error).real))
-        open_squares += float(np.sum(np.abs(a) ** 2 * explained))
+        open_squares += float(np.sum(np.abs(a) ** 2 * rounding))
+        turned += float(np.sum(np.abs(a) * unsure))  # which may all be to one side: a step that turns round is shorter
     if not squares:
         return Update(0.0, 0.0, 0.0, inf, is_gross)
-    factor, least = product / squares, SIGMAS * sqrt(open_squares) / squares
+    factor, least = product / squares, (SIGMAS * sqrt(open_squares) + turned) / squares
     return Update(sqrt(errors / squares), sqrt(noises / squares), factor, least, is_gross)
 
 
