@@ -16,6 +16,7 @@ from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.read_program import read_program
 from firstdrift.program.running.opened import opened
+from firstdrift.program.running.shaking import Shake
 
 aten = torch.ops.aten
 NONE = torch.zeros(0)
@@ -227,7 +228,7 @@ def assert_all_sites(trace, step, limit, **options):
     return compared
 
 
-@pytest.mark.parametrize("options", [{}, {"exact": True}, {"exact": True, "shaken": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"exact": True, "shaken": Shake(1)}], ids=str)
 def test_attention_recorded_on_a_gpu_replays_on_a_cpu(tmp_path, options):
     """Its output lies as the kernel wrote it, head behind token, and is viewed without a copy."""
     gpu = Gpu(tmp_path / "t")
@@ -309,7 +310,7 @@ def test_a_half_precision_norm_keeps_the_statistics_that_the_gpu_kept(tmp_path):
     assert [one.dtype for one in values[1]] == [torch.bfloat16, torch.float32, torch.float32]
 
 
-@pytest.mark.parametrize("options", [{}, {"exact": True}, {"exact": True, "shaken": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"exact": True, "shaken": Shake(1)}], ids=str)
 def test_a_kernel_that_nobody_knows_runs_as_the_function_that_was_called(tmp_path, options):
     """cuDNN's sampler is not opened by its own arguments; what the model called says all of it."""
     gpu = Gpu(tmp_path / "t")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .._kernels import Measurement, measure
 from ..compare.result import CLEAN, PairResult, Verdict
 from ..compare.scales import PART, profile_of, worst_part
-from ..compare.updates import update_of
+from ..compare.updates import NOISIER, update_of
 from ..dtypes import roundoff
 from ..sites import BACKWARD_PHASES, Site
 from ..traces import Array
@@ -102,7 +102,7 @@ def _update(
     size = distance(measure(before, expected, full=False))
     error = distance(measure(expected, found, full=False)) / (size or 1.0)
     if update.is_gross or (update.is_apart and error > PART * floor):
-        return Introduced(error, PART * floor, size, how)
+        return Introduced(error, min(max(PART * floor, NOISIER * update.noise), error / 2), size, how)
     if update.is_hidden and not any(np.array_equal(found, one) for one in noise):
         return Introduced(0.0, update.open, size, how, undecided="the update is lost in the rounding of the weights")
     return Introduced(error, max(error, update.open), size, how)
@@ -211,7 +211,7 @@ def _drifting(result: PairResult, own: Introduced, graph: Graph, drifted: Mappin
     reason = f"its own operation adds {shown} ({own.how}), where noise explains {limit:.1e}"
     verdict = Verdict.PRECISION if _is_shorter(result, own) else Verdict.DRIFT
     by = own.between or graph.introducer(result.site)
-    return replace(result, verdict=verdict, reason=reason, introduced_by=by, limit=own.limit)
+    return replace(result, verdict=verdict, reason=reason, introduced_by=by, limit=limit)
 
 
 def _explained(result: PairResult, own: Introduced, behind_drift: bool) -> PairResult:

@@ -18,7 +18,7 @@ import numpy as np
 from .._kernels import Measurement
 from ..compare.measuring import Measured
 from ..compare.pairs import Pair
-from ..compare.result import PairResult, Verdict
+from ..compare.result import CLEAN, PairResult, Verdict
 from ..compare.scales import worst_of
 from ..compare.updates import NOISIER, Update
 from ..dtypes import roundoff
@@ -87,6 +87,7 @@ class _Court:
         self.load = load
         self.truths = truths
         self.items = {item.pair.site: item for item in measured}
+        self.steps = {site.step for site in self.items}
         self.results: dict[Site, PairResult] = {}
         self.limits = limits_for(self.items, graph)
         self.worst: dict[Site, float] = {}  # error of the worst part of each site
@@ -217,7 +218,7 @@ class _Court:
 
     def of_update(self, judged: PairResult, update: Update, dirty: Sequence[Site]) -> PairResult:
         """What was added to weights: by how much it is off as a whole, and in single elements."""
-        judged = replace(judged, limit=update.open)
+        judged = replace(judged, limit=max(update.open, NOISIER * update.noise))
         handed = GAIN_MARGIN * self.remembered(judged.site)
         if update.is_gross:
             return self.blame(judged, dirty, "an element of the update is off by more than any step is long")
@@ -307,11 +308,25 @@ class _Court:
             if item.rounded_equal or close:
                 reason = "equal after rounding" if item.rounded_equal else "within one rounding"
                 return replace(judged, verdict=Verdict.NOISE, reason=reason, limit=limit)
+        if (earlier := self.earlier(judged.site)) is not None:
+            if error <= self.limits.local(item, ()):
+                return replace(judged, verdict=Verdict.NOISE, reason="within noise", limit=self.limits.local(item, ()))
+            by, reason = (
+                f"the updates between steps {earlier} and {judged.site.step}",
+                f"the weights differ by {error:.1e}",
+            )
+            return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by=by, limit=unit)
         if judged.site.phase == "input":
             reason = "the two sides were not fed the same data"
             return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the data fed in", limit=unit)
         reason = f"the weights differ by {error:.1e}"
         return replace(judged, verdict=Verdict.DRIFT, reason=reason, introduced_by="the loading of weights", limit=unit)
+
+    def earlier(self, site: Site) -> int | None:
+        """The last step before this one that found a weight clean: what differs now, updates have made."""
+        before = [site._replace(step=step) for step in self.steps if step < site.step and site.phase == "weight"]
+        clean = [one.step for one in before if one in self.results and self.results[one].verdict in CLEAN]
+        return max(clean, default=None)
 
     def in_other_layout(self, judged: PairResult, layout: str) -> PairResult:
         """A part that agrees as a whole vouches for what is inside it, but not for the gradients of its weights: these
