@@ -41,10 +41,9 @@ def share(cases, *failures):
 
 
 NOT_YET = {
-    ("f32", "weight"): "weights are judged by one norm of the tensor, so that a wrong row or element of them is green",
-    ("f32", "fwd"): "activations are judged by norms, so that a row 30 times as far off as any rewrite is green",
-    ("short", "weight"): "a weight in a short format may be off by many roundings in an element or a row",
-    ("short", "fwd"): "a row or an element of an activation in a short format may be off by many roundings",
+    ("f32", "fwd"): "a replay allows what a serial sum could add, and without a program so does the limit",
+    ("short", "weight"): "a bias in float8 may be off by an element that is small beside the others",
+    ("short", "fwd"): "a row or an element of an activation in a short format may be off by several roundings",
 }
 PARTS = [(bits, part) for bits in ("f32", "short") for part in ("weight", "fwd")]
 
@@ -61,7 +60,7 @@ def test_no_wrong_change_is_green(sampled, bits, part):
     assert failing(cases, GREEN) == []
 
 
-@pytest.mark.xfail(reason="gradients and updates are judged by norms and wide limits, so that wrong rows are green")
+@pytest.mark.xfail(reason="a gradient's limit grows with the terms that it may have been summed of one by one")
 def test_no_wrong_gradient_or_update_is_green(sampled):
     parts = ("loss", "agrad", "grad", "optim", "weight_after")
     cases = [one for one in wrong(sampled) if phase(one) in parts]
@@ -83,8 +82,10 @@ def test_no_clean_pair_with_a_program_is_a_drift(sampled):
 
 
 def test_few_clean_pairs_are_inconclusive(sampled):
-    assert share([one for one in clean(sampled) if one.dtype == "f32"], "inconclusive") <= 0.02
-    assert share([one for one in clean(sampled) if one.dtype in SHORT], "inconclusive") <= 0.3
+    for form, (most, most_short) in {"program": (0.02, 0.1), "others": (0.25, 0.3)}.items():  # of few
+        cases = [one for one in clean(sampled) if (one.form == "program") is (form == "program")]
+        assert share([one for one in cases if one.dtype == "f32"], "inconclusive") <= most
+        assert share([one for one in cases if one.dtype in SHORT], "inconclusive") <= most_short
 
 
 def test_a_drift_that_is_found_is_at_the_right_site(sampled):
@@ -95,7 +96,7 @@ def test_a_drift_that_is_found_is_at_the_right_site(sampled):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)
-@pytest.mark.xfail(reason="rows and elements hide in norms of whole tensors: see the sampled classes")
+@pytest.mark.xfail(reason="one wrong change in eight is still green: see the sampled classes")
 def test_all_bars_hold(complete):
     def bits(case):
         return "f32" if case.dtype == "f32" else "short"
