@@ -19,9 +19,9 @@ from ..traces import Array
 
 FEWEST = 8  # numbers of which the size of a row or column is known
 SPARSE = 0.25  # of a row, fewer numbers that are not zero do not tell its size: what was cut off may have been large
-SAMPLE = 256  # numbers of a row or column that are looked at for its size
+SAMPLE = 64  # numbers of a row or column that are looked at for its size
 ROUNDS = 4  # of fitting factors to rows and columns in turn
-AT_ONCE = 1 << 20  # elements that are measured together
+AT_ONCE = 1 << 16  # elements that are measured together
 NORMAL = 0.635  # by which the mean logarithm of normal numbers is below that of their root mean square
 PART = 4.0  # times the error of a whole tensor, that of a part may be: noise scatters
 SHORT = 2.0  # by which this is more for parts of n numbers, times 1/sqrt(n): so does the size of these few

@@ -20,8 +20,9 @@ ROUNDINGS = 4.0  # by which two stored weights may differ, whatever was added to
 STEPS = 8.0  # roundings of an update while it is computed
 LONGER = 4.0  # times the longest step of the reference, an element can be off by no legal one
 NOISIER = 8.0  # times the error that rounding and gradients explain, that of an update may be
+TURNED = 2.0  # times what gradients leave open, to one side in all elements
 SIGMAS = 6.0  # standard errors by which a factor may be off by chance
-AT_ONCE = 1 << 20  # elements that are looked at together
+AT_ONCE = 1 << 16  # elements that are looked at together
 
 Both = tuple[Array, Array]
 
@@ -73,7 +74,7 @@ def update_of(
         turned += float(np.sum(np.abs(a) * unsure))  # which may all be to one side: a step that turns round is shorter
     if not squares:
         return Update(0.0, 0.0, 0.0, inf, is_gross)
-    factor, least = product / squares, (SIGMAS * sqrt(open_squares) + turned) / squares
+    factor, least = product / squares, (SIGMAS * sqrt(open_squares) + TURNED * turned) / squares
     return Update(sqrt(errors / squares), sqrt(noises / squares), factor, least, is_gross)
 
 

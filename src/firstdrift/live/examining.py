@@ -59,6 +59,7 @@ class Replays:
         if site.phase == "weight_after":
             unit = roundoff(self.exact[site].dtype, self.candidate[site].dtype)
             before = self.candidate.array(site._replace(phase="weight")).astype(expected.dtype, copy=False), unit
+            plain = None if self.how == IN_FLOAT64 else plain  # the weights that these rounded are not the candidate's
         return introduced(expected, theirs, floor, () if plain is None else (plain,), self.how, before)
 
 
