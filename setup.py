@@ -26,6 +26,20 @@ setup(
             optional=True,
         ),
         Extension(
+            "firstdrift._kernels.noise",
+            sources=["src/firstdrift/_kernels/noise.c"],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "firstdrift._kernels.profile",
+            sources=["src/firstdrift/_kernels/profile.c"],
+            extra_compile_args=[*FLAGS, *(["-fno-trapping-math"] if FLAGS else [])],  # else no loop of it has vectors
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "firstdrift._guard",
             sources=["src/firstdrift/guard.c"],
             extra_compile_args=FLAGS,
