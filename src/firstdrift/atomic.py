@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from .regular import check_regular
 
 PARTIAL = ".partial"
 _numbers = itertools.count()  # threads may write the same file at once; the last one stays
@@ -16,7 +18,7 @@ _numbers = itertools.count()  # threads may write the same file at once; the las
 @contextmanager
 def replacing_path(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes the place of `path` when the block ends well."""
-    path = _behind_link(path)
+    path = _replaceable(path)
     partial = _beside(path)
     try:
         yield partial
@@ -43,12 +45,12 @@ def replacing_together(index: Path) -> Iterator[Callable[[Path], Path]]:
     partials: dict[Path, Path] = {}
 
     def place(path: Path) -> Path:
-        path = _behind_link(path)
+        path = _replaceable(path)
         return partials.setdefault(path, _beside(path))
 
     try:
         yield place
-        _behind_link(index).unlink(missing_ok=True)
+        _replaceable(index).unlink(missing_ok=True)
         for path, partial in partials.items():
             partial.replace(path)
     except BaseException:
@@ -57,8 +59,10 @@ def replacing_together(index: Path) -> Iterator[Callable[[Path], Path]]:
         raise
 
 
-def _behind_link(path: Path) -> Path:
-    """What a link points to is replaced, not the link."""
+def _replaceable(path: Path) -> Path:
+    """What a link points to is replaced, not the link; and a device, which all programs share, never is."""
+    with suppress(FileNotFoundError):
+        check_regular(path)
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 

@@ -36,7 +36,8 @@ class FirstdriftError(Exception):
     """Base of every error that firstdrift raises on purpose."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())  # names from files are in it, and it may end on a terminal
+        """One line: names of files are in it, it may end on a terminal, and no name may end the sentence there."""
+        return printable(super().__str__()).replace("\n", "\\n")
 
 
 class FormatError(FirstdriftError, ValueError):
@@ -77,6 +78,9 @@ class WeightsError(FirstdriftError, ValueError):
         super().__init__(message)
         self.problems = problems
         self.suggested_map = suggested_map
+
+    def __str__(self) -> str:
+        return printable(Exception.__str__(self))  # its lines are ours, and names in them are escaped
 
 
 class CaptureWarning(UserWarning):

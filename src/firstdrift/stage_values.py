@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from ._kernels import Measurement, measure
 from .aprt import HEADER_BYTES, StageHeader, is_stage_file, read_header
 from .compare.result import Verdict
+from .compare.scales import Part, least_part, parts_of, profile_of
 from .dtypes import roundoff
 from .errors import FirstdriftError, FormatError, storage
+from .judge.apriori.ladder import likely_limit, local_limit
 from .mapped import MappedFile
 from .stages import ALIASES, INDEX_PAYLOAD, PRODUCERS
-from .verdict.noise import local_limit
 
 SCHEMA = "apr-stage-diff-v1"
 DEFAULT_LIMIT = 10
 CHUNK = 1 << 16
-EXIT = {Verdict.SAME: 0, Verdict.NOISE: 0, Verdict.DRIFT: 1, Verdict.INCONCLUSIVE: 2}
+EXIT = {Verdict.SAME: 0, Verdict.NOISE: 0, Verdict.DRIFT: 1, Verdict.INCONCLUSIVE: 2, Verdict.NOT_COMPARABLE: 2}
 
 Values = NDArray[np.float32]
 
@@ -127,7 +128,7 @@ def diff_stage_files(
     sums = _walk(left, right)
     integers = any(_stage(path) in INDEX_PAYLOAD for path in (a, b))
     limit_of_noise = noise_limit(header.dim_product)
-    verdict, reason = _judge_ids(left, right) if integers else _judge(measurement, limit_of_noise)
+    verdict, reason = _judge_ids(left, right) if integers else _judge(left, right, measurement, limit_of_noise)
     top = _top_diffs(left, right, max(limit, 1))
     for file in files:
         file.check_unchanged()
@@ -270,20 +271,42 @@ def _largest(rank: Values, limit: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate([above, np.flatnonzero(rank == least)[: limit - above.size]]))
 
 
-def _judge(m: Measurement, limit: float) -> tuple[Verdict, str]:
+def _judge(left: Values, right: Values, m: Measurement, limit: float) -> tuple[Verdict, str]:
+    """As a pair of a trace is judged that says nothing of how it was made: by all values, and by single ones."""
     if not m.count:
         return Verdict.INCONCLUSIVE, "both files are empty, so nothing was compared"
-    if m.bit_equal:
-        return Verdict.SAME, f"all {m.count} values are bit-equal"
     if not m.nonfinite_agree:
         where = f"first at {m.nonfinite_mismatch_index}"
         return Verdict.DRIFT, f"{m.nonfinite_mismatches} values are NaN or Inf on one side only, {where}"
-    if m.rel_l2 is None:
-        return Verdict.INCONCLUSIVE, "no value is finite on both sides, so nothing was compared"
-    said = f"relative L2 error {m.rel_l2:.1e}"
-    if m.rel_l2 <= limit:
+    said = "no value is finite on both sides" if m.rel_l2 is None else f"relative L2 error {m.rel_l2:.1e}"
+    if m.rel_l2 is not None and m.rel_l2 > limit:
+        return Verdict.DRIFT, f"{said} is beyond float32 noise of {m.count} values ({limit:.1e})"
+    if m.nan_reference:
+        return Verdict.NOT_COMPARABLE, f"{m.nan_reference} of {m.count} values are NaN in both files: no comparison"
+    if m.bit_equal:
+        return Verdict.SAME, f"all {m.count} values are bit-equal"
+    part = _worst_part(left, right)
+    if part.excess <= 1:
         return Verdict.NOISE, f"{said} is within float32 noise of {m.count} values ({limit:.1e})"
-    return Verdict.DRIFT, f"{said} is beyond float32 noise of {m.count} values ({limit:.1e})"
+    return Verdict.INCONCLUSIVE, (
+        f"{said}, {part.error:.1e} in {part.where}, where rounding alone leaves {part.limit:.1e}; compare traces that "
+        "say how it was made"
+    )
+
+
+def _worst_part(left: Values, right: Values) -> Part:
+    """The piece, or the single value, that is the furthest beyond what the gentlest operations leave two apart."""
+    unit = roundoff("f32")
+    worst = Part("all", 0.0, unit)
+    for start, a, b, _ in _chunks(left, right):
+        profile = profile_of(a, b, least=unit)
+        if profile is not None:
+            parts = parts_of(profile)
+            found = least_part(parts, unit, likely_limit(unit, 1))
+            at = start + parts.at[2] * parts.shape[1] + parts.at[3]
+            where = f"value {at}" if found.error == parts.element else f"values {start} to {start + a.size - 1}"
+            worst = max(worst, replace(found, where=where), key=lambda one: one.excess)
+    return worst
 
 
 def _judge_ids(left: Values, right: Values) -> tuple[Verdict, str]:

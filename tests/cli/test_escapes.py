@@ -18,7 +18,7 @@ from firstdrift.cli.main import cli
 from firstdrift.cli.options import say
 from firstdrift.errors import printable
 
-EVIL = "a\x1b]0;owned\x07\nforged line\x9b2J\u202e"
+EVIL = "a\x1b]0;owned\x07\nforged_line\x9b2J\u202e"
 
 
 def put(path, factor=1.0):
@@ -43,7 +43,8 @@ def files(tmp_path, monkeypatch):
     save_file({EVIL: x + 1, f"{EVIL}2": x, "n": x}, "v.safetensors")
     Path("net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(3, 2)\n")
     Path("map.yml").write_text('"a\\e]0;owned\\a": b\n')
-    Path("bad.npz").write_bytes(b"not a zip")
+    for name in ("bad.npz", f"{EVIL}.npz"):
+        Path(name).write_bytes(b"not a zip")
 
 
 COMMANDS = [
@@ -52,6 +53,7 @@ COMMANDS = [
     "isolate t u --module x", "power t", "weights inspect w.safetensors", "weights diff w.safetensors v.safetensors",
     "weights verify net.py:build w.safetensors", "weights convert w.safetensors o.npz",
     "weights convert w.safetensors o.gguf", "trace w.safetensors --save-tensor all", "show bad.npz", "sweep pairs",
+    f"show {EVIL}.npz", f"weights inspect {EVIL}.npz", f"weights diff w.safetensors {EVIL}.npz",
     "diff t u --write-map m.yml", "show t --debug --only \x1bnone", "weights diff w.safetensors t",
 ]  # fmt: skip
 
@@ -62,7 +64,7 @@ def test_no_command_prints_what_a_terminal_acts_on(files, command):
     assert done.exit_code != 3, done.output
     assert done.output
     assert done.output.replace("\n", "").isprintable(), repr(done.output)
-    assert not any(line.startswith("forged line") for line in done.output.splitlines()), done.output
+    assert not any(line.startswith("forged_line") for line in done.output.splitlines()), done.output
 
 
 def test_the_commands_do_show_the_names(files):
@@ -76,7 +78,7 @@ def test_errors_are_printable_outside_of_commands_too(files):
     assert done.returncode == 1
     assert "SelectionError" in done.stderr
     assert done.stderr.replace("\n", "").isprintable()
-    assert str(fd.FormatError(EVIL)) == r"a\x1b]0;owned\x07" + "\n" + r"forged line\x9b2J\u202e"
+    assert str(fd.FormatError(EVIL)) == r"a\x1b]0;owned\x07\nforged_line\x9b2J\u202e"
     assert str(fd.NotFoundError("a\x1b")) == r"a\x1b"
 
 

@@ -15,10 +15,10 @@ from firstdrift.aprt import is_stage_file, read_header, read_stage_file
 from firstdrift.checkpoints.json_file import read_json_object
 from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.compare.mapping.parse import parse_map, read_map
-from firstdrift.compare.mapping.patterns import Pattern
 from firstdrift.loading.maps import read_map as read_load_map
 from firstdrift.mapped import MappedFile
+from firstdrift.pair.mapping.parse import parse_map, read_map
+from firstdrift.pair.mapping.patterns import Pattern
 from firstdrift.pretraining.corpora import find_corpus
 from firstdrift.pretraining.shards import open_shard
 from firstdrift.pretraining.tokenizing import open_tokenizer

@@ -218,7 +218,7 @@ def test_values_that_float32_would_change_are_refused(tmp_path, values):
 
 def test_a_directory_in_the_way_is_our_error(tmp_path):
     (tmp_path / "x.bin").mkdir()
-    with pytest.raises(fd.StorageError, match=r"x\.bin"):
+    with pytest.raises(fd.FormatError, match=r"x\.bin: is not a regular file but a directory"):
         fd.write_stage_file(tmp_path, WHOLE_MODEL_LAYER, "x", [1.0])
     assert list(tmp_path.iterdir()) == [tmp_path / "x.bin"]
 

@@ -13,13 +13,13 @@ import firstdrift as fd
 from firstdrift.aprt import StageHeader
 from firstdrift.checkpoints.json_file import read_json_object
 from firstdrift.cli.main import INTERNAL_ERROR, cli
-from firstdrift.compare.mapping.parse import read_map
 from firstdrift.decoder.embedded_tokenizer import embedded
 from firstdrift.decoder.tokenizing import tokenizers_library
 from firstdrift.errors import FirstdriftError, FormatError
 from firstdrift.kws.probes import PROBES, read_probes
 from firstdrift.kws.weights import read_weights, write_weights
 from firstdrift.loading.maps import read_map as read_load_map
+from firstdrift.pair.mapping.parse import read_map
 from firstdrift.pretraining.corpora import find_corpus, read_tokens
 from firstdrift.pretraining.showing import run_json, run_text
 from firstdrift.pretraining.tokenizing import count_tokens, open_tokenizer

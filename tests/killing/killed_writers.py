@@ -303,7 +303,7 @@ def write_map(path: Path, said: Said) -> None:
 
 
 def check_map(path: Path, said: int, over: bool) -> None:
-    from firstdrift.compare.mapping import read_map
+    from firstdrift.pair.mapping import read_map
 
     assert (path / "m.yml").exists() or not said
     if (path / "m.yml").exists():

@@ -43,14 +43,6 @@ SITES = {
     "no-momentum": (1, "weight_after", "conv1", "weight", None),  # there is none yet in the first step
     "grad-not-zeroed": (1, "grad", "fc", "weight", None),
 }
-HIDDEN = pytest.mark.xfail(
-    reason="n - 1 for n of 16,000 terms is an error of 3e-5, and a serial float32 sum of as many may be off by 6e-5: "
-    "it is not seen at ln1, and named where it has grown, at the loss"
-)
-
-
-def sites(**marks):
-    return [pytest.param(bug, site, marks=marks.get(bug, ()), id=bug) for bug, site in SITES.items()]
 
 
 def check(laboratory, bug, site, **where):
@@ -67,14 +59,14 @@ def test_every_bug_has_its_site():
     assert SITES.keys() == known_bugs().keys() - {"none"}
 
 
-@pytest.mark.parametrize(("bug", "site"), sites(**{"ln-variance": HIDDEN}))
+@pytest.mark.parametrize(("bug", "site"), SITES.items(), ids=list(SITES))
 def test_a_bug_is_found_where_the_mistake_is(laboratory, bug, site):
     check(laboratory, bug, site, batch=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 7])
-@pytest.mark.parametrize(("bug", "site"), sites(**{"ln-variance": HIDDEN}))
+@pytest.mark.parametrize(("bug", "site"), SITES.items(), ids=list(SITES))
 def test_a_bug_is_found_with_other_weights_and_clips(laboratory, bug, site, seed):
     check(laboratory, bug, site, batch=3, seed=seed, start=40)
 
@@ -123,7 +115,13 @@ def test_some_samples_of_a_batch_are_enough_and_it_is_said(laboratory):
 
 
 def test_parameters_alone_are_judged_without_a_false_alarm(laboratory):
-    clean(laboratory, batch=32, samples=0)
+    """What gradients were made of is not on record: those that are further apart than any operation leaves two tensors
+    are left open."""
+    sides = (side(batch=32, samples=0) for side in (laboratory.reference, laboratory.candidate))
+    result = fd.diff(*sides)
+    undecided = {pair.site.phase for pair in result.pairs if pair.verdict == "inconclusive"}
+    assert (result.exit_code, result.first_drift) == (2, None)
+    assert undecided <= {"grad", "optim", "weight_after"}
 
 
 def test_a_batch_that_is_no_power_of_two_is_clean(laboratory):

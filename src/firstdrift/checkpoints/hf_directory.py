@@ -49,8 +49,9 @@ def tokenizer_files(path: Path) -> list[str]:
 def weights_file(path: Path) -> tuple[Path, str]:
     """The index if there is one, else the one file, and the pattern it was found by; several that nothing tells apart
     are refused."""
+    there = sorted(path.iterdir())  # refused where it may not be read; a glob finds nothing there
     for pattern in PATTERNS:
-        found = sorted(file for file in path.glob(pattern) if file.is_file() and file.name != "training_args.bin")
+        found = [file for file in there if file.match(pattern) and file.is_file() and file.name != "training_args.bin"]
         usual = [file for file in found if file.name.split(".")[0] in _PREFERRED]
         if len(found) > 1 and len(usual) == 1:
             found = usual

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..atomic import replacing_path
+from ..atomic import replacing
 from ..dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
 from ..errors import FormatError
 from ..scratch import scratch
@@ -31,10 +31,20 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
         tensors[tensor.name] = _tensor(torch, held, tensor.entry.dtype)
         job.advance(held.nbytes)
         changes += change(tensor, rounding)
-    with replacing_path(job.path) as partial:
-        torch.save(tensors, partial)
+    with replacing(job.path) as file:
+        _save(torch, tensors, file)
         job.verify()
     return changes, ["metadata was left out: a state_dict holds tensors only"] if job.metadata else []
+
+
+def _save(torch: Any, tensors: dict[str, Any], file: BinaryIO) -> None:
+    """Into an open file: of a full disk torch tells as of its own defect, and keeps the system's word behind it."""
+    try:
+        torch.save(tensors, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _tensor(torch: Any, array: np.ndarray[Any, Any], dtype: str) -> Any:

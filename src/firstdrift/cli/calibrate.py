@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .counting import counted
-from .factories import load_function
+from .factories import call
 from .options import debug_option, json_option, print_json, say
 
 GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
@@ -36,7 +36,7 @@ def command(place: str, out: str, runs: int, train: bool, seed: int | None, forc
     """
     from ..calibration import calibrate
 
-    given = _given(load_function(place)(), place)
+    given = _given(call(place), place)
     with counted("calibrating", runs + 3) as advance:
         found = calibrate(
             given.pop("model"), given.pop("inputs"), out, train=train, runs=runs, seed=seed, overwrite=force,

@@ -117,7 +117,7 @@ def _line(batch: Batch, say: Callable[[str], None]) -> None:
     clips = f"{batch.start}-{batch.start + batch.clips - 1}"
     error = "" if batch.norm_error is None else f"{batch.norm_error:.1e}"
     first = batch.result.first_drift
-    found = batch.result.sentence
+    found = batch.result.claim
     if first is not None:
         sample = "" if first.sample is None else f" (sample {first.sample})"
         found = f"drift: {first.phase} {first.name}{sample}, by {first.introduced_by}"

@@ -103,9 +103,9 @@ def _compare(reference: str, candidate: str, options: dict[str, Any]) -> Result:
 def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
     """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
     from ..atomic import replacing
-    from ..compare.mapping import read_map, write_map
     from ..comparison import align_traces
     from ..errors import TraceExistsError, storage
+    from ..pair.mapping import read_map, write_map
 
     if target.exists():
         raise TraceExistsError(f"{target}: exists, and may have been edited; choose another path for --write-map")

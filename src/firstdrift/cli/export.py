@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,8 @@ def command(
             f"{out}: its name does not tell the format; add --format trace, aprt, npy, npz or safetensors"
         )
     opened = open_trace(trace, order=order)
-    source = opened.path.resolve()
-    if target.resolve() == source or target.resolve() in source.parents:
+    source, place = (Path(os.path.realpath(path)) for path in (opened.path, target))
+    if place == source or place in source.parents:
         raise TraceExistsError(f"{out}: is, or holds, the trace itself; choose another path")
     if any("crc32" in record.details for record in opened):
         opened = opened.with_problems(compare_checksums(opened))

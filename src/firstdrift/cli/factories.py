@@ -36,10 +36,19 @@ def load_function(place: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def call(place: str) -> Any:
+    """What a function returns that takes no arguments."""
+    function = load_function(place)
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise CaptureError(f"{place} raised {type(error).__name__}: {error}; mend it") from error
+
+
 def _imported(where: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(f"{where}: importing it raised {type(error).__name__}: {error}; mend it") from error
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -48,6 +50,13 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except OSError as error:  # --help and --version write while options are read
+            self._tell(_refusal(error))
+            raise click.exceptions.Exit(COULD_NOT_TELL) from None
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -56,10 +65,13 @@ class LazyGroup(click.Group):
                 self._end(ctx)
             self._report(ctx, f"firstdrift: {error}")
             ctx.exit(COULD_NOT_TELL)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise  # click's own way out
-        except OSError as error:  # of the output itself: files have their own errors
-            self._report(ctx, f"firstdrift: cannot write the output ({error.strerror or error}); free some space")
+        except OSError as error:
+            self._report(ctx, _refusal(error))
+            ctx.exit(COULD_NOT_TELL)
+        except SystemExit as error:  # nobody else's success, or failure, is a verdict
+            self._report(ctx, f"firstdrift: code that was run here ended it by sys.exit({error.code!r}); mend it")
             ctx.exit(COULD_NOT_TELL)
         except KeyboardInterrupt:  # click's own way out would be 1, which is a drift
             self._end(ctx)
@@ -76,8 +88,23 @@ class LazyGroup(click.Group):
 
     def _report(self, ctx: click.Context, sentence: str) -> None:
         if ctx.meta.get("firstdrift.debug"):
-            say(traceback.format_exc(), err=True)
-        say(sentence, err=True)
+            self._tell(traceback.format_exc())
+        self._tell(sentence)
+
+    def _tell(self, sentence: str) -> None:
+        with suppress(OSError):  # where nobody can be told, the exit code still is
+            say(sentence, err=True)
+
+
+def _refusal(error: OSError) -> str:
+    """What the system said no to. An error without a file is of the output."""
+    if isinstance(error, BrokenPipeError):  # what is left to be written would be refused again, on the way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        return "firstdrift: nobody reads the output to its end; ask for less of it (--limit, --quiet)"
+    why = error.strerror or error
+    if error.filename is None:
+        return f"firstdrift: cannot write the output ({why}); free some space"
+    return f"firstdrift: {os.fspath(error.filename)}: cannot use it ({why}); check the path and that you may use it"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ..compare.batches import SCALED_PHASES, sample_steps
-from ..compare.pairs import Transform, apply_all
 from ..formats import npy_steps
+from ..pair.batches import SCALED_PHASES, sample_steps
+from ..pair.pairs import Transform, apply_all
 from ..records import Record
 from ..traces import Array, Trace
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import CaptureWarning
-from ...records import NOT_COMPARABLE
+from ...records import NOT_COMPARABLE, NOT_REQUIRED
 from ...sites import Site
 from ...strict_json import Json
 from ..recorder import Kept
@@ -21,7 +21,6 @@ from .turns import BACKWARD
 from .values import NotComparableError, array_of, takes_gradient, version_of, without_values
 
 NO_GRADIENT = "no gradient"
-NOT_REQUIRED = "does not require grad"
 OVERWRITTEN = f"{NOT_COMPARABLE}the output is a view that was written over in place, which takes its place in the graph"
 _RECOMPUTED = "its forward was recomputed in the backward pass (activation checkpointing)"
 _FINGERPRINT = 64  # elements that tell the calls of a recomputed module apart

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
+from ...records import NOT_REQUIRED
 from ...strict_json import Json
-from .backward import NO_GRADIENT, NOT_REQUIRED, Backward
+from .backward import NO_GRADIENT, Backward
 from .names import Parameter, parameters_of, plain_value
 from .run import Run
 from .turns import STEPS
