@@ -1,6 +1,6 @@
 """Bars of `fd.sweep`: what it costs beyond the runs and the comparisons themselves, and what a second job gains."""
 
-import multiprocessing
+import resource
 import shutil
 import statistics
 import subprocess
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 from ratios import Row, seconds
@@ -65,45 +66,28 @@ def _overhead(directory: Path) -> Iterator[Row]:
 def _jobs(directory: Path) -> Iterator[Row]:
     """Comparisons of finished pairs, which are all work and no waiting.
 
-    What a second process gains is a matter of the machine: so the second job is held against a second process that does
-    half of the comparisons by hand.
+    What a second job would gain on a machine with a core for each, whatever the neighbours do: the CPU time of one job,
+    against that of two where what the workers did is shared by two and what the sweep did itself is not.
     """
-    pairs = [directory / "pairs" / str(case) for case in range(PAIRS)]
-    for place in pairs:
+    pairs = directory / "pairs"
+    for case in range(PAIRS):
         for side, name in enumerate(("reference", "candidate")):
-            _record(place / name, side, "grad", 300, 256)
+            _record(pairs / str(case) / name, side, "grad", 300, 256)
 
     def swept(jobs: int) -> float:
-        return seconds(lambda: _green(fd.sweep(directory / "pairs", jobs=jobs).exit_code))
+        own, workers = process_time(), _of_children()
+        _green(fd.sweep(pairs, jobs=jobs).exit_code)
+        return process_time() - own + (_of_children() - workers) / jobs
 
-    def by_hand(processes: int) -> float:
-        return seconds(lambda: _in_processes([pairs[number::processes] for number in range(processes)]))
-
-    for measured in (swept, by_hand):
-        measured(1)
-        measured(2)
-    gains = []
-    for _ in range(ROUNDS):
-        ours, theirs = (measured(1) / measured(2) for measured in (swept, by_hand))
-        gains.append((ours / theirs, ours, theirs))
-    share, ours, theirs = (statistics.median(column) for column in zip(*gains, strict=True))
-    print(f"    2 jobs against 1: {ours:.2f}; 2 processes by hand against 1: {theirs:.2f}")
-    yield Row("what a second job gains, of what a second process does", share, 0.8, True)
+    swept(1), swept(2)
+    gains = [swept(1) / swept(2) for _ in range(ROUNDS)]
+    yield Row("what a second job gains, by CPU time of one and of two", statistics.median(gains), 1.6, True)
 
 
-def _in_processes(shares: list[list[Path]]) -> None:
-    context = multiprocessing.get_context("fork")
-    running = [context.Process(target=_compare, args=(share,)) for share in shares]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join()
-        _green(process.exitcode)
-
-
-def _compare(places: list[Path]) -> None:
-    for place in places:
-        _green(fd.diff(place / "reference", place / "candidate").exit_code)
+def _of_children() -> float:
+    """CPU seconds of processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _green(exit_code: int | None) -> None:

@@ -9,9 +9,9 @@ from statistics import linear_regression
 
 import numpy as np
 
-from ..compare.pairs import ReconcileError, apply_all
 from ..compare.result import PairResult, Result
 from ..errors import FirstdriftError
+from ..pair.pairs import ReconcileError, apply_all
 from ..traces import Array, Trace
 from .rows import Growth, Load
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.pairs import Pair
 from ..compare.result import FirstDrift, PairResult, Result
+from ..pair.pairs import Pair
 from ..strict_json import NON_FINITE, Json, plain
 from ..traces import Array, Trace
 from .cases import Case

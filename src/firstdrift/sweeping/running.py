@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..compare.measuring import load_pair
-from ..comparison import diff
 from ..errors import FirstdriftError, NotATraceError, storage
-from ..opening import open_trace
 from ..strict_json import Json
-from ..traces import unchanged
 from .cases import RUNNING, Case
-from .growth import growth_of
+from .comparing import compared
 from .pairs import is_trace
 from .processes import leave_when_told
-from .rows import INTERNAL_ERROR, Row, failed_row, fed_to, printed_losses, row_of
+from .rows import INTERNAL_ERROR, Row, failed_row, printed_losses
 from .sides import Command, Function, Run
 
 Side = Command | Function
@@ -58,7 +53,7 @@ class Plan:
                 trace = _trace_at(left, name)
                 found[name] = place / trace.relative_to(own) if trace.is_relative_to(own) else trace
         with _timed(seconds, "diff"):
-            row = compare(case, found, self.options)
+            row = compared(case, found, self.options)
         losses = row.losses or printed_losses(place / "reference.log", place / "candidate.log")
         return replace(row, losses=losses, seconds=seconds, traces=str(place))
 
@@ -77,7 +72,7 @@ class Finished:
             if side not in found:
                 raise NotATraceError(f"the pair has no {side}; record it, or remove the other")
         with _timed(seconds, "diff"):
-            row = compare(case, found, self.options)
+            row = compared(case, found, self.options)
         return replace(row, seconds=seconds, stamp=self.stamp(case))
 
     def stamp(self, case: Case) -> Json:
@@ -87,18 +82,6 @@ class Finished:
 
 
 Work = Plan | Finished
-
-
-def compare(case: Case, found: dict[str, Path], options: dict[str, Any]) -> Row:
-    """The row of a case whose traces are there."""
-    order = options.get("order")
-    reference, candidate = (open_trace(found[side], order=order) for side in ("reference", "candidate"))
-    truth = open_trace(found["truth"], order=order) if "truth" in found else None
-    with unchanged(reference, candidate, *([] if truth is None else [truth])):
-        result = diff(reference, candidate, truth=truth, **options)
-        load = partial(load_pair, reference=reference, candidate=candidate)
-        growth = growth_of(result, load, reference, truth)
-        return replace(row_of(case, result, load), growth=growth, fed=fed_to(reference))
 
 
 def run_case(work: Work, case: Case, place: Path) -> Row:
