@@ -25,6 +25,17 @@ def as_array(value: Any, place: str) -> NDArray[np.generic]:
         raise SiteError(f"{place}: a {type(value).__name__} that is no array ({why}); give a numpy array") from None
 
 
+def wide(array: NDArray[Any]) -> NDArray[Any]:
+    """The numbers of an array in double precision; complex ones stay complex."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def real_parts(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Numbers in double precision; of complex ones, both parts, along one more axis."""
+    found = np.ascontiguousarray(wide(array)).reshape(array.shape)
+    return found.reshape(*found.shape, 1).view(np.float64) if found.dtype.kind == "c" else found
+
+
 class _Memory:
     """Memory of a tensor's as numpy takes it. `Tensor.numpy` would forbid torch to resize the tensor from then on."""
 

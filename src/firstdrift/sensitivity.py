@@ -1,29 +1,40 @@
-"""`fd.power`: how small an error would have been found, so that a green verdict means something."""
+"""`fd.power`: how small an error would have been found, so that a green verdict means something.
+
+Every tensor of a clean pair is made worse, by a factor on all of it and by an error in one row or column, until it is
+no longer within noise. Where a program says how it was made, that is asked of the same draws that judge it; elsewhere
+the limits answer, by which it was judged.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ._kernels import Measurement
-from ._kernels.layout import matrix_shape
-from ._kernels.results import Detail, Region
-from .compare.measuring import Measured, load_pair, measure_pairs
-from .compare.result import Verdict
-from .compare.scales import Parts, matrix_of
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import wide
+from .compare.measuring import Measured, measure_pairs
+from .compare.scales import matrix_of, scattered
 from .comparison import Opened, Source, align_traces
-from .dtypes import roundoff
 from .errors import SelectionError
+from .judge.apriori.calibrated import figure
+from .judge.case import Case, Chain
+from .judge.graph import Graph
+from .judge.noise import draws_of, from_matrix, is_beyond, matrix
+from .judge.passes import case_of, judge, results_of
+from .judge.replay.programs import replays_for
+from .judge.weakest import counts, seen_by_limits
+from .outcome import Compared, compose
 from .sites import Site
-from .traces import unchanged
-from .verdict.calibrated import figure
-from .verdict.graph import Graph
-from .verdict.judge import judge, watch
-from .verdict.ladder import floor
-from .verdict.noise import kind_of
+from .traces import Array, unchanged
+
+if TYPE_CHECKING:
+    from .judge.replay.replays import Replays
 
 SCHEMA = "firstdrift-power-v1"
 CLOSE = 1.05  # the size that is found and the one that is not are no further apart
@@ -48,7 +59,7 @@ class Power:
 
     sites: tuple[Visible, ...]
     calibrated: bool
-    pair: bool  # whether two traces were given, or one and the ladder's own noise
+    pair: bool  # whether two traces were given, or one against itself
 
     @property
     def blind(self) -> tuple[Site, ...]:
@@ -67,13 +78,12 @@ def power(
 ) -> Power:  # fmt: skip
     """The smallest error of every tensor that a comparison would find.
 
-    Of two traces that agree, every tensor is made worse in turn, by a factor on all of it and by an error in one row
-    or column, until the verdict changes. With one trace alone, the other side is the same with the noise that a clean
-    implementation has. `only` and `phases` are globs on what is reported. Nothing is read more than once.
+    Of two traces that agree, every tensor is made worse in turn, until it is no longer within noise; of one trace, the
+    trace itself. `only` and `phases` are globs on what is reported.
     """
     opened = align_traces(reference, reference if candidate is None else candidate)
     opened.reference.matching(only, phases)  # a pattern that matches nothing is an error
-    with unchanged(opened.reference, opened.candidate):
+    with unchanged(opened.reference, opened.candidate), np.errstate(all="ignore"):
         return _power(opened, candidate is not None, only, phases, advance or (lambda count: None))
 
 
@@ -81,43 +91,87 @@ def _power(
     opened: Opened, pair: bool, only: Sequence[str], phases: Sequence[str], tell: Callable[[int], None]
 ) -> Power:
     ours, theirs = opened.reference, opened.candidate
-    graph = Graph(ours, opened.alignment.pairs)
-    measured = []
-    for item in measure_pairs(opened.alignment.pairs, ours, theirs):
-        measured.append(item)
-        tell(1)
-    if not pair:
-        measured = _with_usual_noise(measured, graph)
-    judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs))
-    wrong = next((result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)), None)
-    if wrong is not None:
-        raise SelectionError(
-            f"{ours.path} and {theirs.path} differ beyond noise at {wrong.site}; give two traces that agree"
-        )
+    measured = list(measure_pairs(opened.alignment.pairs, ours, theirs))
+    case = case_of(ours, theirs, opened.alignment, measured, Graph(ours, opened.alignment.pairs))
+    case, chains = judge(case)
+    found_so = compose(results_of(case, chains), measured, Compared(ours, theirs, case.alignment, case.graph))
+    if found_so.first_drift is not None:
+        both, site = f"{ours.path} and {theirs.path}", found_so.first_drift.site
+        raise SelectionError(f"{both} differ beyond noise at {site}; give two traces that agree")
     asked = {record.site for record in ours.matching(only, phases)}
-    sees = watch(measured, graph, judged)
-    found = [_visible(item, sees) for item in measured if item.pair.reference.site in asked and _counts(item)]
-    calibrated = any(figure(item.pair.reference) is not None for item in measured)
-    return Power(tuple(found), calibrated, pair)
+    items = [item for item in case.items.values() if item.pair.reference.site in asked and counts(item)]
+    replays = replays_for(ours, theirs, case.alignment.pairs, [item.pair.site for item in items])
+    found = []
+    with nullcontext() if replays is None else replays.running():
+        for item in items:
+            found.append(_visible(item, case, replays, chains[item.pair.site]))
+            tell(1)
+    return Power(tuple(found), any(figure(item.pair.reference) is not None for item in measured), pair)
 
 
-def _counts(item: Measured) -> bool:
-    """Whether a pair holds floats of its own: what goes into a module came out of another."""
-    own = item.pair.site.phase != "fwd" or not item.pair.site.port.startswith("in.")
-    measurement = item.measurement
-    return own and measurement is not None and not item.is_integer and measurement.norm_reference > 0
+def _visible(item: Measured, case: Case, replays: Replays | None, chain: Chain) -> Visible:
+    drawn = None if replays is None else _by_draws(item, case, replays)
+    return drawn or _by_limits(item, case, chain)
 
 
-def _visible(item: Measured, sees: Callable[[Measured], bool]) -> Visible:
-    whole = _smallest(partial(_is_seen, sees, item, 1))
-    rows, columns = matrix_of(item.pair.reference.shape or ())
-    parts = [_smallest(partial(_is_seen, sees, item, n)) for n in {rows, columns}]
-    known = [part for part in parts if part is not None]
-    return Visible(item.pair.site, whole, max(known) if len(known) == len(parts) else None)
+def _by_draws(item: Measured, case: Case, replays: Replays) -> Visible | None:
+    """By the noise of the calls that make a tensor."""
+    from .judge.replay.introducing import DRIFT, before, expected_at, found_at, part_of
+    from .program.interpreter import NotReplayableError
+
+    pair = item.pair
+    try:
+        expected, found = expected_at(pair, replays), found_at(pair, replays)
+        if expected is None or found is None or expected.shape != found.shape:
+            return None
+        if replays.first(pair.reference.site) != pair.reference.site:
+            return None
+        draws = draws_of(expected, lambda seed: part_of(pair, replays.drawn(pair.reference.site, seed)))
+    except NotReplayableError:
+        return None
+    if draws is None:
+        return None
+    unit, start = case.unit(pair), before(pair, replays)
+    base = wide(found) if start is None else wide(found) - wide(start)
+
+    def is_found(change: Array) -> bool:
+        return is_beyond(expected, (wide(found) + change).astype(found.dtype), unit, draws, start, DRIFT)
+
+    rows = matrix(base)
+    parts = [from_matrix(_in_part(rows, axis), expected) for axis in (0, 1) if rows.shape[1 - axis] > 1]
+    whole = _smallest(partial(_is_found_scaled, is_found, base))
+    known = [_smallest(partial(_is_found_scaled, is_found, part)) for part in parts]
+    worst = None if any(one is None for one in known) else max((one for one in known if one is not None), default=whole)
+    return Visible(pair.site, whole, worst)
 
 
-def _is_seen(sees: Callable[[Measured], bool], item: Measured, parts: int, size: float) -> bool:
-    return sees(_worse(item, size, parts))
+def _is_found_scaled(is_found: Callable[[Array], bool], change: Array, size: float) -> bool:
+    return is_found(np.asarray(size * wide(change)))
+
+
+def _in_part(rows: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """The row or column of middle size, and nothing else."""
+    sizes = np.linalg.norm(rows, axis=1 - axis)
+    at = int(np.argsort(sizes)[len(sizes) // 2])
+    part = np.zeros_like(rows)
+    index = (at, slice(None)) if axis == 0 else (slice(None), at)
+    part[index] = rows[index]
+    return part
+
+
+def _by_limits(item: Measured, case: Case, chain: Chain) -> Visible:
+    """By the limits of a site of which nothing says how it was made."""
+    site, whole = item.pair.site, seen_by_limits(item, case, chain)
+    if item.pair.tolerance is not None:
+        return Visible(site, whole, whole * math.sqrt(item.count or 1))
+    if site.phase in ("input", "weight"):
+        return Visible(site, whole, whole)
+    if whole >= 1:
+        return Visible(site, None, None)
+    if item.update is not None:
+        return Visible(site, whole, None)
+    shortest = max(1, min(matrix_of(item.pair.reference.shape or ())))
+    return Visible(site, whole, min(1.0, scattered(whole, shortest)))
 
 
 def _smallest(is_found: Callable[[float], bool]) -> float | None:
@@ -129,58 +183,3 @@ def _smallest(is_found: Callable[[float], bool]) -> float | None:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if is_found(middle) else (middle, high)
     return high
-
-
-def _worse(item: Measured, size: float, parts: int) -> Measured:
-    """The pair with an error more: of a relative `size`, in one of so many equal parts of the tensor."""
-    measurement = item.measurement
-    assert measurement is not None
-    error = math.hypot(measurement.rel_l2 or 0.0, size / math.sqrt(parts))
-    shape = item.pair.reference.shape or ()
-    worse = _with_error(measurement, error, size if parts == 1 else 0.0, shape)
-    return replace(item, measurement=worse, parts=_part_worse(item.parts, size, parts, shape), rounded_equal=False)
-
-
-def _part_worse(before: Parts | None, size: float, parts: int, shape: tuple[int, ...]) -> Parts:
-    """The same of the errors of parts: an error of one part is no error of the usual one."""
-    known = before or Parts(0.0, 0.0, 0.0, 0.0, (0, 0, 0, 0), matrix_of(shape))
-    usual = math.hypot(known.usual, size if parts == 1 else 0.0)
-    return replace(known, usual=usual, row=math.hypot(known.row, size), column=math.hypot(known.column, size))
-
-
-def _with_error(measurement: Measurement, error: float, worst: float, shape: tuple[int, ...]) -> Measurement:
-    detail = measurement.detail or Detail(None, None, None, 0, matrix_shape(shape), None, None, None)
-    before = 0.0 if detail.worst_row is None else detail.worst_row.error
-    row = Region(math.hypot(before, worst), 0, (1, detail.matrix[1]))
-    return replace(
-        measurement, differing=max(1, measurement.differing), rel_l2=error,
-        rms=error * measurement.norm_reference / math.sqrt(max(1, measurement.compared)),
-        detail=replace(detail, worst_row=row),
-    )  # fmt: skip
-
-
-def _with_usual_noise(measured: Sequence[Measured], graph: Graph) -> list[Measured]:
-    """Equal pairs as a clean implementation would have them: with the ladder's noise, carried through the graph, or
-    with that of the reference's own runs where it is calibrated."""
-    noisy: dict[Site, Measured] = {}
-    for item in measured:
-        site, measurement = item.pair.site, item.measurement
-        noisy[site] = item
-        if measurement is None or item.is_integer or site.phase in ("input", "weight"):
-            continue
-        error = _usual(item, [noisy[other] for other in graph.producers(site) if other in noisy])
-        if error:
-            shape = item.pair.reference.shape or ()
-            worse = _with_error(measurement, error, error, shape)
-            noisy[site] = replace(item, measurement=worse, parts=_part_worse(item.parts, error, 1, shape))
-    return list(noisy.values())
-
-
-def _usual(item: Measured, inputs: Sequence[Measured]) -> float:
-    noise = figure(item.pair.reference)
-    if noise is not None:
-        return noise
-    kind = kind_of(item.pair.reference.op) if item.pair.site.phase == "fwd" else "unknown"
-    passed = max((one.measurement.rel_l2 or 0.0 for one in inputs if one.measurement is not None), default=0.0)
-    own = 0.0 if item.pair.site.port.startswith("in.") else floor(kind, roundoff(item.pair.reference.dtype))
-    return math.hypot(passed, own)  # residual streams dilute as much as single operations amplify

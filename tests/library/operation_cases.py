@@ -41,6 +41,11 @@ def attended(q, k, v, **how):
     return functional.scaled_dot_product_attention(q, k, v, **how)
 
 
+def attended_together(q, k, v):
+    q, k, v = (one.unflatten(-1, (-1, 3)).transpose(1, 2) for one in (q, k, v))
+    return attended(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
 def recurrent(kind, **how):
     module = getattr(nn, kind)(6, 5, **how)
     names = [name for name, _ in module.named_parameters()]
@@ -221,6 +226,8 @@ FURTHER = {
     "Dropout in evaluation": ("Dropout", [X], {}, {"p": 0.5, "training": False}, lambda x: x + 0),
     "Attention with a mask": ("SDPA", [*QKV, causal(5, 5)], {}, {"scale": 0.3},
                               lambda q, k, v, mask: attended(q, k, v, attn_mask=mask, scale=0.3)),
+    "Attention with heads together": ("SDPA", [numbers(2, 5, 12), numbers(2, 5, 6), numbers(2, 5, 6)], {},
+                                      {"heads": 4, "is_causal": True}, attended_together),
     "Heads as they are": ("Heads", [numbers(2, 5, 24)], {}, {"heads": 3, "head_dim": 4},
                           lambda x: x[..., :12].reshape(2, 5, 3, 4)),
     "RoPE, adjacent": ("RoPE", [HEADS], {}, {"theta": 100.0, "interleaved": True},

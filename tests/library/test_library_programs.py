@@ -204,6 +204,29 @@ def test_an_operation_is_inferred_if_it_reproduces_everything(name, tmp_path):
     assert found is None or found.trials <= MOST_TRIALS
 
 
+NAMED = {
+    "another operation": ("Tanh", {}, lambda x, w: x.relu(), None),
+    "without its weight": ("Linear", {}, lambda x, w: x.relu(), None),
+    "a setting that was not said": ("GELU", {}, lambda x, w: nn.functional.gelu(x, approximate="tanh"), "tanh"),
+    "a setting that was said": (
+        "RMSNorm", {"eps": 0.01}, lambda x, w: 2 * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(), None,
+    ),
+    "a name that nobody knows": ("Frobnicate", {}, lambda x, w: x.relu(), "ReLU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_a_trace_names_is_no_other_operation(name, tmp_path):
+    op, attrs, function, expected = NAMED[name]
+    x = torch.randn(2, 6, 8)
+    with fd.Writer(tmp_path / "t") as writer:
+        writer.put("x", "fwd", x, producers=[])
+        writer.put("y", "fwd", function(x, None), producers=["x"], op=op, attrs=attrs)
+    found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "y", "out"))
+    assert (found is None) == (expected is None)
+    assert found is None or expected in str(found)
+
+
 def test_one_wrong_element_is_enough_to_infer_nothing(tmp_path):
     x = torch.randn(40, 50)
     y = x.relu()
@@ -223,3 +246,26 @@ def test_a_sum_in_a_chain_is_found_with_the_tensor_before(tmp_path):
     found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "b", "out"))
     assert str(found) == "Add"
     assert {site.name for site in found.told.reads} == {"a", "x"}
+
+
+def attended(q, k, v, heads, causal):
+    """Attention over heads of size 8 that lie beside each other."""
+    q, k, v = (one.unflatten(-1, (-1, 8)).transpose(1, 2) for one in (q, k, v))
+    k, v = (one.repeat_interleave(heads // one.shape[1], 1) for one in (k, v))
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("heads", "shared", "causal"), [(2, 2, True), (4, 4, False), (4, 2, True)])
+@pytest.mark.parametrize("how", ["chain", "turned", "graph"])
+def test_attention_is_found_whose_heads_lie_beside_each_other(tmp_path, heads, shared, causal, how):
+    torch.manual_seed(0)
+    tensors = {"q": torch.randn(2, 6, 8 * heads), **{name: torch.randn(2, 6, 8 * shared) for name in "kv"}}
+    order = "vqk" if how == "turned" else "qkv"
+    with fd.Writer(tmp_path / "t") as writer:
+        for name in order:
+            writer.put(name, "fwd", tensors[name], **({"producers": []} if how == "graph" else {}))
+        graph = {"producers": list("qkv")} if how == "graph" else {}
+        writer.put("y", "fwd", attended(*tensors.values(), heads, causal), **graph)
+    found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "y", "out"))
+    assert str(found) == f"ScaledDotProductAttention(is_causal={causal}, heads={heads})"
+    assert "".join(site.name for site in found.told.reads) == "qkv"

@@ -16,7 +16,7 @@ from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.read_program import read_program
 from firstdrift.program.running.opened import opened
-from firstdrift.program.running.shaking import Shake
+from firstdrift.program.running.rounding import Shake
 
 aten = torch.ops.aten
 NONE = torch.zeros(0)

@@ -9,9 +9,10 @@ from test_cuts import cuts_of
 from torch import nn
 
 import firstdrift as fd
+from firstdrift._kernels import noises
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.process_settings import as_recorded
-from firstdrift.program.running.shaking import Shake
+from firstdrift.program.running.rounding import Rounding, Shake, Unmoved, _moved
 
 SEEDS = range(8)
 FACTOR = 8
@@ -83,21 +84,83 @@ def test_shaken_runs_spread_as_far_as_rounding_does(tmp_path, name, dtype):
                 assert 0 < spread.max() < 1000 * unit, site
                 continue
             large = error > 0.25 * error.max()  # a row may be lucky
-            assert (spread[large] < FACTOR * error[large]).all(), (site, spread / error)
-            assert (spread > error / FACTOR).all(), (site, spread / error)
+            assert (spread[large] < FACTOR * error[large]).all() or not spread.any(), (site, spread, error)
+            assert (spread >= error / FACTOR).all(), (site, spread, error)  # none, of what is exact
             phases.add(site.phase)
     assert dtype == torch.float64 or "fwd" in phases
     assert dtype == torch.float64 or name == "softmax" or "grad" in phases
 
 
 def test_a_seed_gives_the_same_numbers_everywhere_and_another_seed_others(tmp_path):
-    found = by_hand(tmp_path / "t", ['{"n":2,"op":"aten.mul.Tensor","args":[{"%":0},{"%":0}],"out":[0]}'])
+    found = by_hand(tmp_path / "t", [call(2, "div.Tensor", '[{"%":0},3]', 0)])
     first, again, other = (shaken(found, seed)[2] for seed in (3, 3, 4))
     assert first.tobytes() == again.tobytes()
-    assert (first != other)[X != 0].all()
-    moved = (first[X != 0] / np.square(X[X != 0].astype(np.float64)) - 1) * 2**24
-    assert np.abs(moved).max() <= 3.01  # the value that is read twice is one value, moved once
-    assert moved.round(3).tolist() == [0.085, -0.936, -0.175, -0.393, 0.141]
+    exact = X.astype(np.float64) / 3
+    assert first[X % 3 == 0].tolist() == exact[X % 3 == 0].tolist()  # which float32 holds
+    assert (first != other)[X % 3 != 0].all()
+    moved = (first / np.where(exact == 0, 1, exact) - 1)[X % 3 != 0] * 2**24
+    assert np.abs(moved).max() <= 1  # half a step
+    assert moved.round(3).tolist() == [0.183, 0.334, -0.523, -0.196]
+
+
+def test_a_number_of_memory_that_is_looked_at_twice_is_moved_once():
+    for dtype in (torch.float64, torch.complex128):
+        column = torch.randn(4, 1, 2, dtype=dtype)
+        moved = _moved(column.expand(4, 3, 2), 2.0**-24, 1)
+        assert (moved != column).all()
+        assert moved.is_contiguous()
+        assert torch.equal(moved, _moved(column, 2.0**-24, 1).expand(4, 3, 2))
+
+
+def test_the_order_of_memory_does_not_matter():
+    tensor = torch.randn(4, 3, dtype=torch.float64)
+    assert torch.equal(_moved(tensor.t(), 2.0**-24, 1), _moved(tensor.t().contiguous(), 2.0**-24, 1))
+
+
+def test_one_rounding_is_0_42_of_a_unit_in_the_root_mean_square():
+    sizes = 2.0 ** torch.linspace(-3, 3, 1 << 16, dtype=torch.float64)
+    for unit in (2.0**-24, 2.0**-8):
+        off = (_moved(sizes, unit, 1) / sizes - 1) / unit
+        assert float(off.square().mean().sqrt()) == pytest.approx(0.42, rel=0.02)
+
+
+def test_a_gradient_that_is_not_asked_for_makes_no_others_exact():
+    """The first layer of a network asks for its parameters' gradients alone: their sums are rounded all the same."""
+    torch.manual_seed(0)
+    x, gradient, gain = torch.randn(64, 32), torch.randn(64, 32), torch.ones(32)
+    x, gradient, gain = (one.double() for one in (x, gradient, gain))
+    _, mean, scale = torch.native_layer_norm(x, [32], gain, gain, 1e-5)
+    func, unit = torch.ops.aten.native_layer_norm_backward.default, 2.0**-24
+
+    def off(asked):
+        given = gradient, x, [32], mean, scale, gain, gain, asked
+        with Rounding(func, unit, unit, unit, False, lambda at: noises.key_of(1, at)):
+            drawn = func(*given)[2]
+        return float((drawn - gradient.sum(0)).norm() / gradient.sum(0).norm() / unit)
+
+    assert off([True, True, True]) > 1.5
+    assert off([False, True, True]) == pytest.approx(off([True, True, True]), rel=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_runs_that_share_their_sums_are_those_that_do_not(tmp_path, monkeypatch, name, dtype):
+    found, sums = recorded(tmp_path / "t", MODELS[name], dtype), []
+    added_up = Rounding._added_up
+    monkeypatch.setattr(Rounding, "_added_up", lambda *args: sums.append(args[1]) or added_up(*args))
+    counts = [0, 0]
+    with as_recorded(found.program.header):
+        for _, _, cut in cuts_of(found, lambda site: site.name in ("", "input", "loss") or site.phase == "weight"):
+            unmoved = Unmoved(found.step)
+            for seed in SEEDS:
+                runs = []
+                for at, shared in enumerate((unmoved, None)):
+                    sums.clear()
+                    shake = Shake(seed, steady=frozenset(cut.given), unmoved=shared)
+                    runs.append(Interpreter(found.step, found.trace, exact=True, shaken=shake).array_of(cut))
+                    counts[at] += len(sums)
+                assert runs[0].tobytes() == runs[1].tobytes()
+    assert counts[0] < counts[1] or name == "softmax"  # which adds up what it has rounded
 
 
 def by_hand(path, lines):
@@ -145,19 +208,21 @@ def test_writing_that_adds_up_is_shaken_and_writing_that_replaces_is_not(tmp_pat
     assert (found[4] != expected).any() == adds
 
 
-def test_a_cast_rounds_where_it_shortens_and_nowhere_else(tmp_path):
+def test_a_cast_rounds_what_the_shorter_dtype_has_not_and_nothing_else(tmp_path):
     def cast(number, value, to, out):
         return (f'{{"n":{number},"op":"aten._to_copy.default","args":[{{"%":{value}}}],'
                 f'"kwargs":{{"dtype":{{"dtype":"{to}"}}}},"out":[{out}]}}')  # fmt: skip
 
-    lines = [cast(2, 0, "bf16", 2), cast(3, 2, "f32", 0), '{"n":4,"type":6,"value":[1]}', cast(5, 4, "bf16", 8),
-             '{"n":6,"type":6,"value":[1001]}', cast(7, 6, "bf16", 8)]  # fmt: skip
+    lines = [cast(2, 0, "bf16", 2), '{"n":3,"type":6,"value":[1]}', cast(4, 3, "bf16", 8),
+             '{"n":5,"type":6,"value":[1001]}', cast(6, 5, "bf16", 8),
+             call(7, "div.Tensor", '[{"%":0},3]', 0), cast(8, 7, "bf16", 2), cast(9, 8, "f32", 0)]  # fmt: skip
     found = shaken(by_hand(tmp_path / "t", lines), 0)
-    moved = np.abs(found[2] - X)[X != 0] / X[X != 0]
+    assert found[2].tolist() == X.tolist()  # which bfloat16 has
+    assert found[4].tolist() == [1.0]
+    assert found[6].tolist() != [1001.0]  # which it has not
+    moved = np.abs(found[8] - found[7])[X % 3 != 0] / X[X % 3 != 0]
     assert 2.0**-16 < moved.max() <= 2.0**-8
-    assert found[3].tobytes() == found[2].tobytes()
-    assert found[5].tolist() == [1.0]  # which bfloat16 holds
-    assert found[7].tolist() != [1001.0]  # which it does not
+    assert found[9].tobytes() == found[8].tobytes()
 
 
 def test_a_decision_is_never_shaken_over_its_edge(tmp_path):

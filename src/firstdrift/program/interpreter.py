@@ -23,7 +23,7 @@ from .running.making import FAILURES
 from .running.nodes import Nodes, Tensors, Values
 from .running.not_replayable import ControlDiffersError, NotReplayableError
 from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
-from .running.shaking import Shake, decisions
+from .running.rounding import Shake, decisions
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import lifted
 
@@ -36,13 +36,15 @@ class Interpreter:
     `tensors` gives the numbers of a site, where they are not the trace's own. With `exact`, everything that is float
     is float64, and complex complex128: tensors, results, and the dtypes that calls ask for, casts to shorter ones
     among them. Constants keep their values, the least number of a dtype included; drawn numbers are those drawn.
+    Of the casts, those in `kept` round what they give.
     What takes more bytes than `limits` is run a few samples at a time where the program allows it, else refused.
-    `shaken` makes it an exact run in which every number moves within its rounding (running/shaking.py).
+    `shaken` makes it an exact run in which every number moves within its rounding (running/rounding.py).
     """
 
     def __init__(
         self, step: Step, trace: Trace, *, tensors: Tensors | None = None, exact: bool = False,
         shaken: Shake | None = None, limits: Limits = LIMITS, taken: Mapping[Ref, Taken] | None = None,
+        kept: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         if shaken is not None and not exact:
             raise ValueError("a shaken run is one in float64; pass exact=True with `shaken`")
@@ -54,7 +56,8 @@ class Interpreter:
         self._limits = limits
         self._taken = taken or {}
         self._shaken = shaken
-        self._nodes = Nodes(step, trace, tensors, exact=exact, shaken=shaken, taken=self._taken)
+        self._kept = kept
+        self._nodes = Nodes(step, trace, tensors, exact=exact, shaken=shaken, taken=self._taken, kept=kept)
         self._values: dict[int, Any] = {}  # results of nodes, by number
 
     def run(self, keep: frozenset[int] = frozenset()) -> Iterator[tuple[int, Values | NotReplayableError]]:
@@ -118,12 +121,13 @@ class Interpreter:
         """One that runs part of the samples, or the same without noise, as this one runs all of them."""
         return Interpreter(
             step, self._trace, tensors=self._tensors, exact=self._exact, shaken=shaken,
-            limits=self._limits, taken=taken,
+            limits=self._limits, taken=taken, kept=self._kept,
         )  # fmt: skip
 
     def _decided(self, cut: Cut) -> dict[Ref, torch.Tensor]:
         """What an unshaken run decides on the way: a shaken one decides the same."""
-        wanted = [] if self._shaken is None else decisions(self._step, cut.nodes)
+        is_steady = self._shaken is not None and not self._shaken.free
+        wanted = decisions(self._step, cut.nodes) if is_steady else []
         if not wanted:
             return {}
         unshaken = self._like(self._step, self._taken, None)

@@ -25,7 +25,7 @@ def as_recorded(header: Mapping[str, Json]) -> Iterator[None]:
     """With as many threads as the run had, because sums are split among them, its default dtype and its denormals.
 
     A worker process has one: threads do not survive a fork, so that waiting for them would never end, and its siblings
-    have the other processors.
+    have the other processors. Random numbers go on afterwards as if nothing had run.
     """
     threads, dtype, flushed = torch.get_num_threads(), torch.get_default_dtype(), flushes_denormals()
     wanted = header.get("threads") if parent_process() is None else 1
@@ -34,7 +34,8 @@ def as_recorded(header: Mapping[str, Json]) -> Iterator[None]:
     torch.set_default_dtype(_DEFAULTS.get(str(header.get("default_dtype", "f32")), torch.float32))
     torch.set_flush_denormal(header.get("flush_denormal") is True)
     try:
-        yield
+        with torch.random.fork_rng(devices=()):  # programs run on the processor, and draw from torch alone
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)

@@ -19,7 +19,7 @@ from ..op_facts import results_of, written_by
 
 MOST_CALLS = 20_000  # of one operation
 MOST_RESULT = 1 << 31  # elements of one result
-_FAILURES = (  # what torch, or a formula of ours, raises on shapes and settings that cannot be meant
+FAILURES = (  # what torch, or a formula of ours, raises on shapes and settings that cannot be meant
     RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImplementedError, AssertionError,
     AttributeError, MemoryError,
 )  # fmt: skip
@@ -59,7 +59,7 @@ def template_of(function: Callable[[Sequence[torch.Tensor]], torch.Tensor], type
         return Template(len(types) + 1, *_used(recorder, forward, made, _gradients(recorder, result, arguments)))
     except NotReplayableError:
         raise
-    except _FAILURES as error:
+    except FAILURES as error:
         why = str(error).splitlines() or [type(error).__name__]
         raise NotReplayableError(why[0]) from None
 

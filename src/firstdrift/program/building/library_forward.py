@@ -124,7 +124,7 @@ class Building:
         """Put the calls of an operation into the step."""
         operation = named(told.op)
         assert operation is not None
-        inputs = _as_many(operation, inputs)
+        inputs = as_many(operation, inputs)
         settings, missing = operation.settled(told.attrs)
         if missing and record.op is not None:
             said = ", ".join(f"{name} {_shown(settings[name])}" for name in missing)
@@ -268,7 +268,7 @@ class Building:
         return found
 
 
-def _as_many(operation: Operation, inputs: Sequence[Site]) -> Sequence[Site]:
+def as_many(operation: Operation, inputs: Sequence[Site]) -> Sequence[Site]:
     """As many inputs as an operation reads; what a module is given beyond them is no tensor that it computes with."""
     least = 2 if operation.inputs < 0 else max(1, operation.inputs)
     if len(inputs) < least:

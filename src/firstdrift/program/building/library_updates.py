@@ -18,6 +18,9 @@ SEEN = ("grad_scaled", "grad")  # what an optimizer was given, the surest first
 STATISTICS = ("running_mean", "running_var")
 
 
+_DIFFERS = object()  # in place of a setting that is not the same for all parameters
+
+
 class Updates:
     """Makes what comes after the gradients of a step."""
 
@@ -59,12 +62,17 @@ class Updates:
         after = weight._replace(phase="weight_after")
         own = self._step.there[after].attrs if after in self._step.there else {}
         rule, said = self._optimizer
+        differs = {key for key, item in said.items() if item is _DIFFERS} - own.keys()
+        if unsure := [setting.names[0] for setting in rule.settings if differs & set(setting.names)]:
+            raise NotReplayableError(
+                f"{unsure[0]} differs between the optimizer's groups, and its own is not on record"
+            )
         settings, _ = rule.settled({**said, **own})
         states = self._states_before(weight, settings)
         self._step.put(record, rule, settings, (weight, gradient), states, at, "optimizer")
 
     @property
-    def _optimizer(self) -> tuple[Operation, Mapping[str, Json]]:
+    def _optimizer(self) -> tuple[Operation, Mapping[str, Any]]:
         said = self._step.trace.header.get("optimizer")
         said = said[0] if isinstance(said, list) and said else said
         told = said if isinstance(said, dict) else {}
@@ -72,7 +80,7 @@ class Updates:
         rule = named(name)
         if rule is None or "lr" not in {setting.names[0] for setting in rule.settings}:
             raise NotReplayableError(f"the optimizer is {name or 'not on record'}, which the library does not have")
-        return rule, told
+        return rule, {**told, **_shared(told.get("groups"))}
 
     def _states_before(self, weight: Site, settings: Mapping[str, Any]) -> list[tuple[str, Site]]:
         """The optimizer's state before the step; there is none before the first step that was recorded."""
@@ -103,3 +111,13 @@ class Updates:
             raise NotReplayableError("what the norm read is not on record")
         settings, _ = rule.settled(self._step.there[norm].attrs)
         self._step.put(record, rule, settings, (weight, self._step.made[norm].sites[0]), [], record.site.port, "after")
+
+
+def _shared(groups: Json) -> Mapping[str, Any]:
+    """The settings of an optimizer's groups of parameters: those that all have alike, and a mark for all others."""
+    told = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    keys = dict.fromkeys(key for group in told for key in group)
+    return {
+        key: told[0][key] if all(key in group and group[key] == told[0].get(key) for group in told) else _DIFFERS
+        for key in keys
+    }

@@ -1,4 +1,5 @@
-"""Which operation of the library made a tensor that names none: the first that reproduces it on all its elements.
+"""Which operation of the library made a tensor that names none: the first that reproduces it on all its elements, with
+the constants that do so best.
 
 Asked for one site at a time, where a doubt asks for it. What is tried, and in which order, follows from the shapes
 alone; the number of trials is bounded, so that the answer does not depend on the machine.
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations, product
-from math import prod
+from math import inf, prod
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from ...arrays import wide
 from ...errors import FirstdriftError
 from ...records import Record
 from ...sites import Site
@@ -22,8 +27,13 @@ from ..calls import Step
 from ..interpreter import NotReplayableError
 from ..library import LibraryProgram, Steps, library_program
 from ..operations.function_formulas import ACTIVATIONS
-from .library_forward import Building, Told
-from .reproduction import why_not
+from ..operations.known_operations import named
+from ..operations.op_table import Operation
+from ..running.stored_tensors import tensor_of
+from ..running.torch_dtypes import lifted
+from .call_templates import FAILURES
+from .library_forward import OUTPUTS, Building, Told, as_many
+from .reproduction import APART, left_of, why_not
 
 Sizes = tuple[int, ...]
 Trial = tuple[str, dict[str, Json]]
@@ -33,9 +43,13 @@ MOST_AXES = 4  # that are tried in every order
 # Every eps in common use, the machine epsilons that are defaults among them.
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-7, 2.0**-23, 2.0**-7, 2.0**-10, 0.0)
 KERNELS = range(2, 8)
+HEADS = frozenset({*(1 << n for n in range(1, 9)), 40, 48, 56, 72, 80, 88, 96, 112, 144, 160, 192})  # their sizes
 MOST_GROUPS = 4096
 MOST_STARTS = 16
 DILATIONS = (1, 2, 4, 8)
+SCREENED = 1 << 22  # elements of all that an operation reads and makes, up to which its formula is tried first
+FAR = 2 * APART  # of its norm: a formula that leaves so much of a tensor did not make it
+PRODUCTS = frozenset({named("Linear"), named("MatMul"), named("Gemm")})  # of which a weight may lie either way
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +81,96 @@ def fit(trace: Trace, site: Site) -> Fitted | None:
         return None
     if numbers.size < 2 or (numbers == numbers.flat[0]).all():
         return None  # many operations give nothing but zeros
-    tried = islice(_trials(trace, trace[site]), MOST_TRIALS)
-    for trials, (reads, trial) in enumerate(tried, 1):
+    best, least = None, inf
+    steps = Steps(trace)
+    formulas = _Formulas(trace, trace[site], steps.building(site.step))
+    for trials, (reads, trial) in enumerate(islice(_trials(formulas.building, trace[site]), MOST_TRIALS), 1):
         told = Told(*trial, reads)
-        if _holds(trace, trace[site], told):
-            return Fitted(site, told, trials)
-    return None
+        if best is not None and (best.told.op, best.told.reads) != (told.op, told.reads):
+            break
+        left = _left(steps, trace[site], told) if formulas.may_have_made(told) else None
+        if left is not None and left < least:
+            best, least = Fitted(site, told, trials), left
+    return best
 
 
-def _holds(trace: Trace, record: Record, told: Told) -> bool:
-    building = Steps(trace).building(record.site.step)
+class _Formulas:
+    """Formulas on what was recorded: most are so far from a tensor that nobody needs to know the calls they make."""
+
+    def __init__(self, trace: Trace, record: Record, building: Building) -> None:
+        self.building = building
+        self._trace, self._record = trace, record
+        self._weights = building.weights_of(record)
+        self._recorded = wide(trace.array(record.site))
+        self._tensors: dict[Site, torch.Tensor] = {}
+
+    def may_have_made(self, told: Told) -> bool:
+        """Whether an operation gives about what was recorded; true also of what is too large to try."""
+        operation = named(told.op)
+        assert operation is not None
+        try:
+            inputs = as_many(operation, told.reads or ())
+            sites = (*inputs, *(site for _, site in self._weights))
+            if sum(prod(self.building.type(one).shape) for one in (*sites, self._record.site)) > SCREENED:
+                return True
+            settings, _ = operation.settled(told.attrs)
+            given = [self._tensor(one) for one in sites]
+            made = self._made(operation, settings, len(inputs), given)
+        except (NotReplayableError, FirstdriftError, *FAILURES):
+            return False
+        return not made.is_floating_point() or self._is_near(made.double().numpy())
+
+    def _made(self, operation: Operation, settings: dict[str, Any], inputs: int, given: list[torch.Tensor]) -> Any:
+        record = self._record
+        assert record.shape is not None
+        assert record.dtype is not None
+        ports = [port for port, _ in self._weights]
+        at = OUTPUTS.get(record.site.port, 0)
+        with torch.no_grad():
+            return operation.function(settings, inputs, ports, record.shape, record.dtype, at)(given)
+
+    def _is_near(self, made: NDArray[np.float64]) -> bool:
+        finite = np.isfinite(self._recorded)
+        with np.errstate(all="ignore"):
+            off = np.linalg.norm(made[finite] - self._recorded[finite])
+        return bool(off <= FAR * np.linalg.norm(self._recorded[finite]))
+
+    def _tensor(self, site: Site) -> torch.Tensor:
+        if site not in self._tensors:
+            self._tensors[site] = lifted(tensor_of(self._trace.array(site)))
+        return self._tensors[site]
+
+
+def _left(steps: Steps, record: Record, told: Told) -> float | None:
+    """What an operation leaves of a tensor that it reproduces; None where it does not."""
+    building = steps.building(record.site.step)
     try:
         building.place(record, told, told.reads or (), building.weights_of(record))
     except NotReplayableError:
-        return False
+        return None
     step = Step(record.site.step, tuple(building.nodes), (), building.sites)
-    return why_not(trace, step, record.site) is None
+    return None if why_not(steps.trace, step, record.site) is not None else left_of(steps.trace, step, record.site)
 
 
-def _trials(trace: Trace, record: Record) -> Iterator[tuple[tuple[Site, ...], Trial]]:
+def _trials(building: Building, record: Record) -> Iterator[tuple[tuple[Site, ...], Trial]]:
     """What it may have read, with what may have been made of it."""
-    building = Steps(trace).building(record.site.step)
-    weights = {port: trace[site].shape or () for port, site in building.weights_of(record)}
+    weights = {port: building.type(site).shape for port, site in building.weights_of(record)}
     assert record.shape is not None
     for reads in _reads(building, record):
-        shapes = [trace[one].shape or () for one in reads]
+        shapes = [building.type(one).shape for one in reads]
         tried = _of_several(shapes, record.shape) if len(reads) > 1 else _of_one(shapes[0], record.shape, weights)
-        yield from ((reads, trial) for trial in tried)
+        told = {repr(one): one for trial in tried if (one := _as_said(record, *trial)) is not None}
+        yield from ((reads, trial) for trial in told.values())
+
+
+def _as_said(record: Record, op: str, attrs: dict[str, Json]) -> Trial | None:
+    """A trial with the settings that a record has, if it may be what the record names: that with settings of which it
+    says nothing, or a product with its weight turned. What the library has no name for may be anything."""
+    said, tried = named(record.op or ""), named(op)
+    if said is None or said is not tried:
+        return (op, attrs) if said is None or {said, tried} <= PRODUCTS else None
+    known = {one.names[0] for one in said.settings if any(record.attrs.get(name) is not None for name in one.names)}
+    return op, {**record.attrs, **{name: value for name, value in attrs.items() if name not in known}}
 
 
 def _reads(building: Building, record: Record) -> Iterator[tuple[Site, ...]]:
@@ -111,7 +188,18 @@ def _reads(building: Building, record: Record) -> Iterator[tuple[Site, ...]]:
     before = building.chain(record)[::-1][:EARLIER]
     same = [one for one in before if prod(building.type(one).shape) == prod(record.shape or ())]
     yield from ((same[0], one) for one in same[1:])
+    yield from _attended(building, record, before)
     yield from ((one,) for one in before if (one,) != found)
+
+
+def _attended(building: Building, record: Record, before: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
+    """Query, key and value: the last three tensors of as many tokens; the value also before the other two, which were
+    turned by their positions."""
+    tokens = (record.shape or ())[:-1]
+    last = [one for one in before if tokens and building.type(one).shape[:-1] == tokens][:3]
+    if len(last) == 3 and not building.weights_of(record):
+        third, second, first = last
+        yield from ((first, second, third), (second, third, first))
 
 
 def _of_several(shapes: Sequence[Sizes], y: Sizes) -> Iterator[Trial]:
@@ -121,10 +209,19 @@ def _of_several(shapes: Sequence[Sizes], y: Sizes) -> Iterator[Trial]:
     if len(shapes) == 2:
         yield from (("Sub", {}), ("Div", {}), ("MatMul", {}))
     if len(shapes) >= 3:
-        yield from (("ScaledDotProductAttention", {"is_causal": causal}) for causal in (False, True))
+        yield from _attentions(shapes, y)
     yield from (
         ("Concat", {"dim": axis}) for axis, n in enumerate(y) if sum(s[axis] for s in shapes if len(s) > axis) == n
     )
+
+
+def _attentions(shapes: Sequence[Sizes], y: Sizes) -> Iterator[Trial]:
+    """With heads on an axis of their own, and with all heads of a token beside each other."""
+    query, key, value = shapes[:3]
+    together = [n for n in range(2, query[-1] + 1) if query[-1] % n == 0 and query[-1] // n in HEADS]
+    fitting = [n for n in together if key[-1] % (query[-1] // n) == 0 and y[-1] * key[-1] == value[-1] * query[-1]]
+    for heads, causal in product([None, *fitting], (False, True)):
+        yield "ScaledDotProductAttention", {"is_causal": causal, **({} if heads is None else {"heads": heads})}
 
 
 def _of_one(x: Sizes, y: Sizes, weights: Mapping[str, Sizes]) -> Iterator[Trial]:

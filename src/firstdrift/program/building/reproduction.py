@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import isqrt, prod, sqrt
+from math import inf, isqrt, prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...arrays import real_parts, wide
 from ...dtypes import UNIT_ROUNDOFF
 from ...errors import FirstdriftError
 from ...sites import Site
@@ -37,6 +38,15 @@ def why_not(trace: Trace, step: Step, site: Site) -> str | None:
     return cut_why_not(trace, step, site, cut)
 
 
+def left_of(trace: Trace, step: Step, site: Site) -> float:
+    """How far a site's calls, which give what was recorded, are from it, on all its finite numbers."""
+    cut = Cuts(step, lambda other: other in trace and trace[other].at is not None).at(site)
+    if cut is None:
+        return inf
+    error = wide(Interpreter(step, trace, exact=True).array_of(cut)) - wide(trace.array(site))
+    return float(np.linalg.norm(error[np.isfinite(error)]))
+
+
 def cut_why_not(trace: Trace, step: Step, site: Site, cut: Cut) -> str | None:
     """The same for one way of making it."""
     elements = sum(prod(one.shape) for number in cut.nodes if isinstance(node := step.nodes[number], Call)
@@ -54,11 +64,11 @@ def cut_why_not(trace: Trace, step: Step, site: Site, cut: Cut) -> str | None:
 
 
 def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, made: Array) -> str | None:
-    if recorded.dtype.kind not in "fV" and recorded.dtype.name not in ("bfloat16",):
+    if recorded.dtype.kind not in "fVc" and recorded.dtype.name not in ("bfloat16",):
         same = np.array_equal(recorded, made)
         return None if same else "its calls give other whole numbers than were recorded"
     unit = UNIT_ROUNDOFF.get(trace[site].dtype or "", 0.0)
-    ours, theirs = np.asarray(made, np.float64), np.asarray(recorded, np.float64)
+    ours, theirs = real_parts(made), real_parts(recorded)
     finite = np.isfinite(theirs)
     with np.errstate(all="ignore"):
         if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
@@ -110,8 +120,8 @@ def _noise(trace: Trace, step: Step, cut: Cut, exact: Floats, unit: float, round
     spread = np.zeros(exact.shape)
     for draw in range(SHAKEN):
         shaken = Interpreter(step, trace, tensors=_shaker(trace, draw, unit, update), exact=True).array_of(cut)
-        spread = np.maximum(spread, np.abs(np.asarray(shaken, np.float64) - exact))
-    rounded = np.abs(np.asarray(Interpreter(step, trace).array_of(cut), np.float64) - exact)
+        spread = np.maximum(spread, np.abs(real_parts(shaken) - exact))
+    rounded = np.abs(real_parts(Interpreter(step, trace).array_of(cut)) - exact)
     return roundings * _along_rows(spread) + FEW_ROUNDINGS * _along_rows(rounded)
 
 
@@ -129,9 +139,9 @@ def _shaker(trace: Trace, draw: int, unit: float, update: bool):  # type: ignore
 
     def shaken(site: Site) -> Array | None:
         array = trace.array(site)
-        if array.dtype.kind not in "fV" or (update and site.phase == "weight"):
+        if array.dtype.kind not in "fVc" or (update and site.phase == "weight"):
             return None
-        values = np.asarray(array, np.float64)
+        values = wide(array)
         return values * (1.0 + unit * generator.choice((-1.0, 1.0), values.shape))
 
     return shaken

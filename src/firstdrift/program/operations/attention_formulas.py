@@ -19,11 +19,29 @@ from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, capped, e
 ENTRIES: list[Operation] = []
 
 
-@entry(ENTRIES, "ScaledDotProductAttention", "SDPA", inputs=-1, scale=("number", BY_SHAPE), is_causal=("flag", False))
+@entry(
+    ENTRIES,
+    "ScaledDotProductAttention",
+    "SDPA",
+    inputs=-1,
+    scale=("number", BY_SHAPE),
+    is_causal=("flag", False),
+    heads=("whole", BY_SHAPE),
+)
 def _attention(x: Tensors, w: Weights, s: Any) -> Tensor:
-    """Query, key, value and perhaps a mask, `[..., heads, tokens, size]`."""
+    """Query, key, value and perhaps a mask, `[..., heads, tokens, size]`; where `heads` says how many there are, they
+    lie together, `[..., tokens, heads * size]`."""
+    if s.heads is None:
+        return _attended(x, s, is_grouped=x[0].dim() > 3)
+    size = x[0].shape[-1] // s.heads
+    counts = s.heads, x[1].shape[-1] // size, x[1].shape[-1] // size
+    apart = [one.unflatten(-1, (count, -1)).transpose(-2, -3) for one, count in zip(x[:3], counts, strict=True)]
+    return _attended([*apart, *x[3:]], s, is_grouped=True).transpose(-2, -3).flatten(-2)
+
+
+def _attended(x: Tensors, s: Any, *, is_grouped: bool) -> Tensor:
     q, k, v = x[:3]
-    k, v = (one.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if q.dim() > 3 else one for one in (k, v))
+    k, v = (one.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if is_grouped else one for one in (k, v))
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if s.scale is None else s.scale)
     if len(x) > 3:
         scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]

@@ -63,6 +63,8 @@ def _bias_add(x: Tensors, w: Weights, s: Any) -> Tensor:
 @entry(ENTRIES, "Embedding", "Gather", ports=["weight"], scale=("number", 1.0))
 def _embedding(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Rows of a table, times a scale."""
+    if x[0].is_complex():
+        raise NotReplayableError("a complex number is no row of a table")
     rows = functional.embedding(x[0].long(), needed(w))
     return rows if s.scale == 1.0 else rows * s.scale
 

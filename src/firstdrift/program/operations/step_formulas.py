@@ -95,17 +95,23 @@ def _adam(x: Tensors, w: Weights, s: Any) -> Tensor:
     first, second = (one(w, port) for port in ("exp_avg", "exp_avg_sq"))
     first = (1 - s.betas[0]) * grad + (0.0 if first is None else s.betas[0] * first)
     second = (1 - s.betas[1]) * grad * grad + (0.0 if second is None else s.betas[1] * second)
-    before = one(w, "step")
-    step = torch.zeros_like(grad.sum()) if before is None else before.reshape(()).to(grad.dtype)
-    step = step + 1
     largest, most = second, one(w, "max_exp_avg_sq")
     if s.amsgrad:
         largest = second if most is None else torch.maximum(most, second)
-    states = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": largest, "step": step}
+    step = _next_step(one(w, "step"))
+    if s.at == "step":
+        return step.to(grad.dtype) if isinstance(step, Tensor) else torch.ones_like(grad.sum())
+    states = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": largest}
     if s.at in states:
         return states[s.at].clone()
     rate, root = s.lr / (1 - s.betas[0] ** step), (largest / (1 - s.betas[1] ** step)).sqrt()
     return weight - rate * first / (root + s.eps)
+
+
+def _next_step(before: Tensor | None) -> Any:
+    """The number of this step, in more digits than any weight: one less a power of beta is little, and is a constant
+    that no optimizer rounds as it rounds weights."""
+    return 1 if before is None else before.reshape(()).double() + 1
 
 
 @entry(ENTRIES, "RunningStatistics", inputs=2, momentum=("number", 0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .decoding import decoded
 from .making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .not_replayable import ControlDiffersError, NotReplayableError
 from .numbers import where
-from .shaking import Shake, Shaking
+from .rounding import Rounding, Shake, Shaking
 from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so, tensor_of
 from .torch_dtypes import LIFTED, TORCH_DTYPES, lifted
 
@@ -34,7 +35,7 @@ class Nodes:
 
     def __init__(
         self, step: Step, trace: Trace, tensors: Tensors | None, *, exact: bool, shaken: Shake | None,
-        taken: Mapping[Ref, Taken],
+        taken: Mapping[Ref, Taken], kept: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self._step = step
         self._trace = trace
@@ -43,6 +44,7 @@ class Nodes:
         self._exact = exact
         self._shaking = None if shaken is None else Shaking(step, shaken)
         self._taken = taken
+        self._kept = kept
         self.differentiates = False
 
     def given(self, ref: Ref, site: Site) -> torch.Tensor:
@@ -54,7 +56,8 @@ class Nodes:
         array = part_of(array, self._taken.get(ref))
         if type_ is None or array.shape != type_.shape:
             raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
-        return laid_out(self._converted(array, type_.dtype), type_)
+        tensor = laid_out(self._converted(array, type_.dtype), type_)
+        return tensor if self._shaking is None else self._shaking.given(ref, tensor)
 
     def _converted(self, array: Array, dtype: str) -> torch.Tensor:
         """An array in the dtype that the program has there, or in the one that this is lifted to."""
@@ -92,13 +95,14 @@ class Nodes:
             self._check(number, call, drawn)
             return drawn
         func, facts = operation(call.op)
-        reading = value if self._shaking is None else self._shaking.reading(number, func, value)
         if call.drawn is None:
-            results = self._called(number, call, func, facts, reading)
+            results = self._called(number, call, func, facts, value)
         else:
-            results = self._drawn(call, reading, {at: value(Ref(leaf)) for at, leaf in call.drawn.items()})
+            results = self._drawn(call, value, {at: value(Ref(leaf)) for at, leaf in call.drawn.items()})
         self._check(number, call, results)
-        return results if self._shaking is None else self._shaking.results(number, func, results)
+        if number not in self._kept:
+            return results
+        return [_as_cast(tensor, type_) for tensor, type_ in zip(results, call.results, strict=True)]
 
     def _check(self, number: int, call: Call, results: Values) -> None:
         """What a program says of its results must be true, or what reads them would be misled."""
@@ -132,14 +136,39 @@ class Nodes:
             return [differentiable(facts.base, args)]
         kwargs = {name: decoded(item, value, exact=self._exact) for name, item in call.kwargs.items()}
         try:
-            results = made(func, facts, args, kwargs, len(call.results), torch.is_grad_enabled())
+            results = self._made(number, func, facts, args, kwargs)
         except RuntimeError as error:
-            found = made_otherwise(func, facts, args, kwargs, call, error) or self._by_function(number, call, value)
+            found = self._made_otherwise(number, func, facts, args, kwargs, error, value)
             if found is None:
                 raise
             results = found
         types = [*call.results, *[None] * len(results)]
         return [self._settled(tensor, type_) for tensor, type_ in zip(results, types, strict=False)]
+
+    def _made(self, number: int, func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any]) -> Values:
+        """A call made as it was; rounded at random, if that is asked for."""
+        call = self._step.nodes[number]
+        assert isinstance(call, Call)
+        rounding = self._rounding(number, func)
+        with rounding or nullcontext():
+            results = made(func, facts, args, kwargs, len(call.results), torch.is_grad_enabled())
+        return results if rounding is None else rounding.stored(results)
+
+    def _made_otherwise(
+        self, number: int, func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], why: RuntimeError,
+        value: Reading,
+    ) -> Values | None:  # fmt: skip
+        """A call that cannot be made as it was, by way of others, each of which is rounded."""
+        call = self._step.nodes[number]
+        assert isinstance(call, Call)
+        rounding = self._rounding(number, func)
+        with rounding or nullcontext():
+            results = made_otherwise(func, facts, args, kwargs, call, why) or self._by_function(number, call, value)
+        return results if rounding is None or results is None else rounding.stored(results)
+
+    def _rounding(self, number: int, func: Any) -> Rounding | None:
+        """What rounds the operations of a call at random; None where that is not asked for, or it rounds by itself."""
+        return None if self._shaking is None or number in self._kept else self._shaking.around(number, func)
 
     def _stops(self, number: int) -> bool:
         """Whether the model detaches by this call, not autograd, which does so to keep what it wrote over."""
@@ -174,3 +203,9 @@ class Nodes:
         if rest is None:
             raise NotReplayableError(f"{call.op} draws random numbers inside, and not all it made was stored")
         return rest(decoded(call.args, value, exact=self._exact), given[1])
+
+
+def _as_cast(tensor: torch.Tensor, type_: Type | None) -> torch.Tensor:
+    """A tensor in float64 with the digits that a shorter dtype leaves it."""
+    kind = None if type_ is None else TORCH_DTYPES.get(type_.dtype)
+    return tensor if kind is None or kind not in LIFTED else tensor.to(kind).to(tensor.dtype)

@@ -61,37 +61,49 @@ def _gradients(
 # Attention.
 
 
-def _attention(named: Named) -> Callable[..., Opened]:
-    if named["dropout_p"]:
-        raise NotReplayableError("attention draws its dropout inside a kernel, and what it drew was not stored")
-
-    def forward(query: Any, key: Any, value: Any, bias: Any = None) -> Opened:
-        out, _ = aten._scaled_dot_product_attention_math(
-            query, key, value, bias, 0.0, named["is_causal"], None,
-            scale=named["scale"], enable_gqa=query.shape[-3] != key.shape[-3],
-        )  # fmt: skip
-        return (out,)
-
-    return forward
-
-
 def _mask(named: Named) -> Any:
     found = named.get("attn_bias") if "attn_bias" in named else named.get("attn_mask")
     return None if found is None or (found.numel() == 0 and found.ndim == 1) else found
 
 
+def _attention_weights(named: Named) -> tuple[torch.Tensor, float, int]:
+    """The weights of attention, the scale of its scores, and how many heads of queries share one of keys; a row that is
+    masked altogether attends to nothing."""
+    if named["dropout_p"]:
+        raise NotReplayableError("attention draws its dropout inside a kernel, and what it drew was not stored")
+    query, key, mask = named["query"], named["key"], _mask(named)
+    shared = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
+    scale = query.shape[-1] ** -0.5 if named["scale"] is None else named["scale"]
+    scores = query @ _shared(key, shared).transpose(-1, -2) * scale
+    if named["is_causal"]:
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), float("-inf"))
+    if mask is not None:
+        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, float("-inf"))
+    hidden = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0), scale, shared
+
+
+def _shared(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    return tensor.repeat_interleave(times, -3) if times > 1 else tensor
+
+
 def _attention_forward(named: Named) -> Opened:
-    out = _attention(named)(named["query"], named["key"], named["value"], _mask(named))
-    return [*out, *[None] * 8]
+    weights, _, shared = _attention_weights(named)
+    return [weights @ _shared(named["value"], shared), *[None] * 8]
 
 
 def _attention_backward(named: Named) -> Opened:
     grad = named["grad_out"] if "grad_out" in named else named["grad_out_"]
+    weights, scale, shared = _attention_weights(named)
+    by_weights = grad @ _shared(named["value"], shared).transpose(-1, -2)
+    by_scores = weights * (by_weights - (by_weights * weights).sum(-1, keepdim=True))
+    by_keys = by_scores.transpose(-1, -2) @ named["query"] * scale
+    by_values = weights.transpose(-1, -2) @ grad
+    if shared > 1:
+        by_keys, by_values = (one.unflatten(-3, (-1, shared)).sum(-3) for one in (by_keys, by_values))
     mask = _mask(named)
-    inputs = [named["query"], named["key"], named["value"]]
-    if mask is not None and not mask.is_floating_point():  # true where a score counts
-        return [*_gradients(lambda q, k, v: _attention(named)(q, k, v, mask), inputs, [grad]), None]
-    return _gradients(_attention(named), [*inputs, mask], [grad])
+    by_mask = by_scores.sum_to_size(mask.shape) if mask is not None and mask.is_floating_point() else None
+    return [by_scores @ _shared(named["key"], shared) * scale, by_keys, by_values, by_mask]
 
 
 # Norms and convolutions.

@@ -1,0 +1,358 @@
+"""A cut that is run once and kept, and then again with something changed: only what depends on the change is computed.
+
+It is run in float64, or in the precision that it ran in. What it spends is counted, in
+calls; a large one counts for several.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..traces import Array, Trace
+from .calls import Call, Function, Leaf, Place, Ref, Step, reads
+from .costs import Limits, check_cost, cost_of
+from .cuts import Cut
+from .edits import ROUNDED, Edit, Fragment
+from .op_facts import results_of, written_by
+from .openings import opened_by
+from .running.allowed import operation, with_copies
+from .running.batching import Taken, batch_of, parts_of
+from .running.decoding import decoded
+from .running.making import FAILURES, made_otherwise
+from .running.nodes import Nodes, Tensors
+from .running.not_replayable import NotReplayableError
+from .running.stored_tensors import tensor_of
+from .running.torch_dtypes import TORCH_DTYPES, lifted
+
+AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
+KEPT = Limits(calls=2_000, elements=1 << 26, bytes=384 << 20)  # of one cut, all of whose values are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A number, a name or a list that a call is given, with the schema's name, kind and default."""
+
+    name: str
+    place: int  # among positional arguments; -1 for those by name only
+    kind: str
+    value: Any
+    default: Any
+
+
+class Rerun:
+    """The values of one cut and of what it starts from. `spent` is the work of all runs so far."""
+
+    def __init__(
+        self, step: Step, cut: Cut, trace: Trace, tensors: Tensors | None, *,
+        kept: frozenset[int] = frozenset(), taken: Mapping[Ref, Taken] | None = None, exact: bool = True,
+    ) -> None:  # fmt: skip
+        check_cost(cost_of(step, cut, exact=exact), KEPT)
+        self.exact = exact
+        self.axis = 0  # of the target, along which its samples lie
+        self.step, self.target, self.given = step, cut.target, cut.given
+        self.order = cut.nodes
+        self.spent = 0.0
+        self._again = (trace, tensors, kept, taken)
+        self._nodes = self._running(step)
+        self._written: dict[int, Call | Function] = {}
+        self._renamed: dict[Ref, Ref] = {}  # results of operations that were opened
+        self._values = {ref: self._nodes.given(ref, site) for ref, site in cut.given.items()}
+        for number in self.order:
+            for at, tensor in enumerate(self._nodes.run(number, self._values.__getitem__)):
+                self._values.setdefault(Ref(number, at), tensor)
+        self._link()
+
+    def _running(self, step: Step) -> Nodes:
+        trace, tensors, kept, taken = self._again
+        return Nodes(
+            step,
+            trace,
+            tensors,
+            exact=self.exact,
+            shaken=None,
+            taken=taken or {},
+            kept=kept if self.exact else frozenset(),
+        )
+
+    def _link(self) -> None:
+        self.readers: dict[Ref, list[int]] = defaultdict(list)
+        for number in self.order:
+            for ref in dict.fromkeys(reads(self.step.nodes[number])):
+                self.readers[ref].append(number)
+        self.ahead = self._ahead()
+        self._at = {number: at for at, number in enumerate(self.order)}
+        self._arrays: dict[Ref, Array] = {}
+
+    def _ahead(self) -> dict[Ref, list[int]]:
+        """Who reads a value behind the cut."""
+        inside, found = set(self.order), defaultdict(list)
+        for number, node in enumerate(self.step.nodes):
+            if number not in inside and isinstance(node, Call):
+                for ref in dict.fromkeys(reads(node)):
+                    found[self._renamed.get(ref, ref)].append(number)
+        return found
+
+    @cached_property
+    def calls(self) -> dict[int, Call]:
+        """The calls, in order."""
+        nodes = ((number, self.step.nodes[number]) for number in self.order)
+        return {number: node for number, node in nodes if isinstance(node, Call)}
+
+    @property
+    def leaves(self) -> dict[Ref, Leaf]:
+        """What no call made, in order."""
+        nodes = ((number, self.step.nodes[number]) for number in self.order)
+        return {Ref(number): node for number, node in nodes if isinstance(node, Leaf)}
+
+    @property
+    def refs(self) -> list[Ref]:
+        """Every value that is known."""
+        return list(self._values)
+
+    def array(self, ref: Ref) -> Array:
+        """A value; floats as float64."""
+        if ref not in self._arrays:
+            self._arrays[ref] = _array(self._values[ref])
+        return self._arrays[ref]
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        """The shape of a value."""
+        return tuple(self._values[ref].shape)
+
+    def kind(self, ref: Ref) -> str:
+        """What numbers a value has: b, i, f or c."""
+        dtype = self._values[ref].dtype
+        return "b" if dtype == torch.bool else "c" if dtype.is_complex else "f" if dtype.is_floating_point else "i"
+
+    def written(self, number: int) -> Call | Function:
+        """A call as the model's code has it."""
+        return self._written.get(number) or self.step.as_written(number)
+
+    def is_part(self, number: int) -> bool:
+        """Whether a call is one of those that a larger one was opened to."""
+        return number in self._written
+
+    def place(self, number: int) -> Place | None:
+        """The line of the model's code that makes a call."""
+        return self.written(number).place
+
+    def settings(self, number: int) -> list[Setting]:
+        """What a call is given besides tensors, with defaults for what it is not."""
+        call = self.calls[number]
+        found = []
+        schema = operation(call.op)[0]._schema  # type: ignore[attr-defined]
+        for at, one in enumerate(schema.arguments):
+            kind = str(one.type)
+            if "Tensor" in kind or one.name in ("dtype", "layout", "device", "pin_memory", "memory_format"):
+                continue
+            default = one.default_value if one.has_default_value() else None
+            value = call.args[at] if at < len(call.args) else call.kwargs.get(one.name, default)
+            found.append(Setting(one.name, -1 if one.kwarg_only else at, kind, value, default))
+        return found
+
+    def run(self, edit: Edit, target: Ref | None = None) -> Array | None:
+        """What is made of it with some calls changed; None where it cannot be made, or where nothing changes."""
+        target = target or self.target
+        again: dict[Ref, torch.Tensor] = {}
+        try:
+            for number in self._behind(edit, target):
+                results = self._results(number, edit, again)
+                self.spent += 1 + sum(one.numel() for one in results) / AT_ONCE
+                for at, one in enumerate(results):
+                    if not _equal(one, self._values[Ref(number, at)]):
+                        again[Ref(number, at)] = one
+        except (*FAILURES, NotReplayableError):
+            return None
+        return _array(again[target]) if target in again else None
+
+    def _behind(self, edit: Edit, target: Ref) -> Sequence[int]:
+        start = min(self._at[number] for number in edit)
+        end = self._at.get(target.node, len(self.order) - 1)
+        return self.order[start : end + 1]
+
+    def _results(self, number: int, edit: Edit, again: Mapping[Ref, torch.Tensor]) -> Sequence[torch.Tensor]:
+        def value(ref: Ref) -> torch.Tensor:
+            return again[ref] if ref in again else self._values[ref]
+
+        fragment = edit.get(number)
+        if fragment is not None:
+            return self._changed(number, fragment, value)
+        node = self.step.nodes[number]
+        if any(ref in again for ref in reads(node)):
+            return self._nodes.run(number, value)
+        return ()
+
+    def _changed(self, number: int, fragment: Fragment, value: Any) -> Sequence[torch.Tensor]:
+        made: dict[Ref, torch.Tensor] = {}
+
+        def own(ref: Ref) -> torch.Tensor:
+            found: torch.Tensor = made[ref] if ref in made else value(ref)
+            return found
+
+        last: list[torch.Tensor] = []
+        for at, call in enumerate(fragment.calls):
+            last = _called(call, own, self.exact)
+            made |= {Ref(-1 - at, place): one for place, one in enumerate(last)}
+        results = [own(ref) for ref in fragment.results] or last
+        count = len(self.calls[number].results) if number in self.calls else 1
+        if len(results) < count:  # what a kernel keeps beside its first result
+            results += [self._values[Ref(number, at)] for at in range(len(results), count)]
+        wanted = [self._values[Ref(number, at)] for at in range(count)]
+        return [_like(one, other, at) for at, (one, other) in enumerate(zip(results, wanted, strict=False))]
+
+    def toward(self, target: Ref) -> Rerun:
+        """The same values, asked for another of them."""
+        other = copy(self)
+        other.target = target
+        return other
+
+    def opened(self) -> Rerun | None:
+        """The same with larger operations as the smaller ones they consist of; None where there are none."""
+        nodes: list[Any] = list(self.step.nodes)
+        order: list[int] = []
+        values, renamed, written = dict(self._values), dict[Ref, Ref](), dict(self._written)
+        for number in self.order:
+            node = nodes[number]
+            found = None
+            if isinstance(node, Call):
+                node = nodes[number] = replace(
+                    node, args=_renamed(node.args, renamed), kwargs=_renamed(node.kwargs, renamed)
+                )
+                found = opened_by(node, values.__getitem__, len(nodes), exact=self.exact)
+            if found is None:
+                order.append(number)
+                continue
+            for call, results in found.calls:
+                written[len(nodes)] = self.written(number)
+                values |= {Ref(len(nodes), at): one for at, one in enumerate(results)}
+                order.append(len(nodes))
+                nodes.append(replace(call, part=node.part, module=node.module, place=node.place))
+            renamed |= {Ref(number, at): ref for at, ref in enumerate(found.results) if ref is not None}
+        if not renamed:
+            return None
+        other = object.__new__(Rerun)
+        other.step = replace(self.step, nodes=tuple(nodes))
+        other.order, other.given, other.spent, other.exact = tuple(order), self.given, self.spent, self.exact
+        other.target = renamed.get(self.target, self.target)
+        other._again, other._written, other._values = self._again, written, values
+        other._renamed, other.axis = self._renamed | renamed, self.axis
+        other._nodes = other._running(other.step)
+        other._link()
+        return other
+
+
+class Piece(NamedTuple):
+    """One of so many even parts of the samples."""
+
+    at: int
+    of: int
+
+    def taken(self, array: Array, axis: int) -> Array:
+        """The same part of a tensor that has its samples along an axis."""
+        count = array.shape[axis]
+        found: Array = np.take(array, range(count * self.at // self.of, count * (self.at + 1) // self.of), axis)
+        return found
+
+
+def rerun_of(
+    step: Step,
+    cut: Cut,
+    trace: Trace,
+    tensors: Tensors | None,
+    *,
+    kept: frozenset[int],
+    exact: bool,
+    piece: Piece | None,
+) -> Rerun:
+    """The run of a cut, or of some of its samples; raises NotReplayableError where it treats them together."""
+    if piece is None:
+        return Rerun(step, cut, trace, tensors, kept=kept, exact=exact)
+    batch = batch_of(step, cut)
+    part = parts_of(step, cut, batch, piece.of)[piece.at]
+    found = Rerun(part.step, cut, trace, tensors, kept=kept, taken=part.taken, exact=exact)
+    found.axis = batch.dim(cut.target)
+    return found
+
+
+def samples_of(step: Step, cut: Cut) -> int:
+    """How many samples a cut has that are computed one by one; 1 where it mixes them."""
+    try:
+        return batch_of(step, cut).samples
+    except NotReplayableError:
+        return 1
+
+
+def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
+    given = [_given(one) for one in call.args]
+    if call.op == ROUNDED:
+        tensor, dtype = value(given[0]), TORCH_DTYPES[str(given[1])]
+        return [tensor.to(dtype).to(tensor.dtype)]
+    func, facts = operation(call.op)
+    args = _tensors(decoded(given, value, exact=exact))
+    kwargs = {name: _tensors(decoded(_given(item), value, exact=exact)) for name, item in call.kwargs.items()}
+    args, kwargs = with_copies(facts, args, kwargs)
+    try:
+        results = results_of(func(*args, **kwargs), written_by(facts, tuple(args), kwargs))
+    except RuntimeError as error:
+        found = made_otherwise(func, facts, args, kwargs, call, error)
+        if found is None:
+            raise
+        results = list(found)
+    return [lifted(one) for one in results] if exact else results
+
+
+def _given(item: Any) -> Any:
+    """An array as the tensor that it stands for, wherever it is."""
+    if isinstance(item, np.ndarray):
+        return _Held(tensor_of(item))
+    return [_given(one) for one in item] if isinstance(item, list | tuple) and not isinstance(item, Ref) else item
+
+
+class _Held:
+    """A tensor among arguments, which decoding lets through."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _tensors(item: Any) -> Any:
+    if isinstance(item, _Held):
+        return item.tensor
+    return [_tensors(one) for one in item] if isinstance(item, list) else item
+
+
+def _like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
+    """A tensor that was asked to stand for another, broadcast to its shape; what a kernel keeps beside its first result
+    may be of another shape, and is left as it was."""
+    if tensor.shape != other.shape:
+        if at and tensor.dim() != other.dim():
+            return other
+        if at and any(one not in (1, size) for one, size in zip(tensor.shape, other.shape, strict=True)):
+            return other
+        tensor = tensor.expand(other.shape)
+    return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (one.shape == other.shape and bool(torch.equal(one, other)))
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    found: Array = lifted(tensor).resolve_conj().resolve_neg().contiguous().numpy()
+    return found
+
+
+def _renamed(item: Any, names: Mapping[Ref, Ref]) -> Any:
+    if isinstance(item, Ref):
+        return names.get(item, item)
+    if isinstance(item, Mapping):
+        return {key: _renamed(one, names) for key, one in item.items()}
+    return tuple(_renamed(one, names) for one in item) if isinstance(item, tuple | list) else item
