@@ -16,6 +16,7 @@ from .strict_json import Json, encode, plain, with_floats
 MAX_DIMS = 64  # numpy's own limit
 MAX_DETAILS = 8 << 20  # of a line, which readers take up to twice as long
 SITE_KEYS = ("step", "phase", "name", "port", "call", "sample")
+NOT_REQUIRED = "does not require grad"  # the reason of an absent gradient that nothing asks for
 NOT_COMPARABLE = "not comparable: "  # begins the reason of an absent tensor that exists but has no plain values
 CORE_KEYS = (*SITE_KEYS, "dtype", "shape", "at")
 At = tuple[int, int, int]  # file number, offset, bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from operator import index
 from typing import Any, NamedTuple
 
@@ -99,3 +100,23 @@ def check_site(site: Site) -> Site:
     if sample is not None:
         check_index(sample, "sample")
     return site
+
+
+def in_words(site: Site) -> str:
+    """A site for people."""
+    place = site.name or "the model"
+    port = "" if site.port in ("out", "weight") else f":{site.port}"
+    told = (("step", site.step), ("call", site.call), ("sample", site.sample))
+    where = ", ".join(f"{word} {number}" for word, number in told if number or (word == "sample" and number == 0))
+    return f"{site.phase} {place}{port}" + (f" ({where})" if where else "")
+
+
+def is_inside(name: str, part: str) -> bool:
+    """Whether a module lies in a part of the model, or is it."""
+    return name == part or not part or name.startswith(f"{part}.")
+
+
+def fits_glob(site: Site, glob: str) -> bool:
+    """Whether a glob means a site: its name, its name and port, or its phase before either."""
+    told = (site.name, f"{site.name}.{site.port}", f"{site.phase} {site.name}", f"{site.phase} {site.name}.{site.port}")
+    return site.phase == glob or any(fnmatchcase(text, glob) for text in told)

@@ -229,10 +229,17 @@ class Trace:
         """The same trace with its sites under other names; what it says of further names of tied tensors follows."""
         return self._with([_renamed(record, site) for record in self.lines], self.problems)
 
-    def _with(self, lines: Sequence[Record], problems: Sequence[str]) -> Trace:
+    def stating(self, line: Callable[[Record], Record], header: Mapping[str, Json]) -> Trace:
+        """The same numbers, of which lines and header say something else."""
+        return self._with([line(record) for record in self.lines], self.problems, header)
+
+    def _with(
+        self, lines: Sequence[Record], problems: Sequence[str], header: Mapping[str, Json] | None = None
+    ) -> Trace:
+        said = self.header if header is None else header
         return Trace(
             self.path, self.format, lines, self._files,
-            header={key: item for key, item in self.header.items() if key not in ("problems", "notes")},
+            header={key: item for key, item in said.items() if key not in ("problems", "notes")},
             problems=problems, notes=self.notes, special=self._special, data=self._data,
         )  # fmt: skip
 

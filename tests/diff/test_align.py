@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from making import normal, record
 
 import firstdrift as fd
-from firstdrift.compare.prefixes import rename_by_prefix
 from firstdrift.comparison import align_traces
+from firstdrift.pair.prefixes import rename_by_prefix
 
 A = normal(4, 3)
 

@@ -8,13 +8,13 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from firstdrift.compare.mapping import Mapping, parse_map, parse_pattern, read_map, write_map
-from firstdrift.compare.mapping.parse import OPTIONS, SECTIONS
-from firstdrift.compare.mapping.patterns import escape
-from firstdrift.compare.mapping.quoting import flow, table_line
-from firstdrift.compare.mapping.tables import MAX_BYTES, MAX_DEPTH
-from firstdrift.compare.pairs import Alignment, Pair, Tolerance, Transform, Unmatched
 from firstdrift.errors import FirstdriftError, FormatError, StorageError, VersionError
+from firstdrift.pair.mapping import Mapping, parse_map, parse_pattern, read_map, write_map
+from firstdrift.pair.mapping.parse import OPTIONS, SECTIONS
+from firstdrift.pair.mapping.patterns import escape
+from firstdrift.pair.mapping.quoting import flow, table_line
+from firstdrift.pair.mapping.tables import MAX_BYTES, MAX_DEPTH
+from firstdrift.pair.pairs import Alignment, Pair, Tolerance, Transform, Unmatched
 from firstdrift.records import Record
 from firstdrift.sites import PHASES, Site
 
@@ -374,7 +374,10 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old,
         ("a: {ignore: }", "ignore is None, which is no reason; say why"),
         ("a: {ignore: ' '}", "ignore is ' ', which is no reason"),
         ("a: {ignore: x, candidate: b}", "it is ignored and has 'candidate' too; keep one of the two"),
-        ("version: 1\na: b", "m, line 2: 'a' is none of version, pairs, candidate_ignore; move it below 'pairs:'"),
+        (
+            "version: 1\na: b",
+            "m, line 2: 'a' is none of version, pairs, candidate_ignore, meant; move it below 'pairs:'",
+        ),
         ("version: one", "m, line 1: version is 'one'; write version: 1"),
         ("version: true", "version is True"),
         ("version: 0", "version is 0"),
@@ -784,3 +787,10 @@ def alignments(draw):
 @given(alignments())
 def test_a_written_map_reads_back_as_the_same_pairs(alignment):
     reproduces(alignment)
+
+
+def test_settings_that_are_meant_are_written_again():
+    mapping = parse_map('version: 1\npairs: {}\nmeant: {"norm*.eps": "the checkpoint says so"}')
+    assert mapping.meant == {"norm*.eps": "the checkpoint says so"}
+    again = parse_map(write_map(Alignment((), (), ()), mapping))
+    assert again.meant == mapping.meant

@@ -18,8 +18,8 @@ from json_schema import objections, objects_of, schema_of, tables_of
 
 from firstdrift._kernels import measure
 from firstdrift.aprt import WHOLE_MODEL_LAYER, write_stage_file
-from firstdrift.compare.pairs import Pair, Transform, Unmatched
 from firstdrift.compare.result import Cause, Coverage, FirstDrift, PairResult, Result, Verdict
+from firstdrift.pair.pairs import Pair, Transform, Unmatched
 from firstdrift.records import Record
 from firstdrift.report import head, render
 from firstdrift.report.words import columns, concentration, exact, fit, number, position, printable
@@ -371,7 +371,8 @@ def test_unmatched_sites_are_listed_by_reason_and_what_is_folded_is_counted():
     text = render(missing_sites())
     assert "only in the reference: 13 sites" in text
     assert "the candidate has no site of this name (12)" in text
-    assert "... 7 more; --limit 12 or --json lists them" in text
+    assert "fwd layers.{}.mlp:out (12 sites)" in text
+    assert "next: firstdrift diff REF CAND --write-map map.yml" in text
     assert "more; --limit" not in render(missing_sites(), limit=12)
     assert render(missing_sites(), limit=12).count("fwd layers.") == 12
     assert "only in the candidate (does not change the verdict): 1 site\n" in text

@@ -7,7 +7,7 @@ import pytest
 
 import firstdrift as fd
 from firstdrift import scratch
-from firstdrift.compare.pairs import Transform
+from firstdrift.pair.pairs import Transform
 
 
 @pytest.fixture

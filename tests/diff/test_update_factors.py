@@ -53,3 +53,14 @@ def test_a_full_step_the_other_way_is_no_drift_where_its_gradient_is_noise():
 def test_an_update_that_nobody_could_see_is_hidden():
     weight = normal(4, 4) * np.float32(1e4)
     assert update_of((weight, weight), (np.nextafter(weight, np.float32(np.inf)), weight), 2.0**-24).is_hidden
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_number_that_is_not_finite_hides_no_update_beside_it(tmp_path, value):
+    weight, gradient = normal(32, 32), normal(32, 32, seed=1)
+    sides = []
+    for side, rate in (("r", 0.1), ("c", 0.2)):
+        made = after(weight, rate, gradient)
+        made[0, 0] = value
+        sides.append(record(tmp_path / side, {"weight a": weight, "grad a": gradient, "weight_after a": made}))
+    assert fd.diff(*sides, allow_nan="*").exit_code == 1

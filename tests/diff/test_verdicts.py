@@ -168,8 +168,8 @@ def test_a_choice_between_near_ties_is_not_called_a_bug(tmp_path):
     assert diffed(tmp_path, ours, theirs).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize(("handed", "verdict"), [([0, 2, 1, 3], "flip"), ([2, 0, 1, 3], "inconclusive")])
-def test_a_choice_that_is_handed_on_unchanged_is_the_same_flip(tmp_path, handed, verdict):
+@pytest.mark.parametrize("handed", [[0, 2, 1, 3], [2, 0, 1, 3]])
+def test_a_choice_that_nothing_replays_is_no_proof_of_a_flip(tmp_path, handed):
     x = normal(4, 4)
     x[np.arange(4), [0, 1, 1, 3]] = 9.0
     x[1, 2] = np.nextafter(np.float32(9.0), np.float32(0))
@@ -180,8 +180,8 @@ def test_a_choice_that_is_handed_on_unchanged_is_the_same_flip(tmp_path, handed,
     ours = {"fwd gate": x, "fwd top": (chosen, steps[0]), "fwd experts:in.1": (chosen, steps[1])}
     theirs = {"fwd gate": z, "fwd top": (other, steps[0]), "fwd experts:in.1": (np.array(handed), steps[1])}
     result = diffed(tmp_path, ours, theirs)
-    assert verdicts(result)["fwd top"] == "flip"
-    assert result.verdict == verdict
+    assert verdicts(result)["fwd top"] == "inconclusive"
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
 
 
 def test_different_inputs_are_the_first_drift(tmp_path):
@@ -190,13 +190,13 @@ def test_different_inputs_are_the_first_drift(tmp_path):
     assert verdicts(result)["fwd a"] == "inherited"
 
 
-def test_weights_that_differ_are_confirmed_by_what_they_compute(tmp_path):
+def test_weights_that_differ_are_a_drift_whatever_agrees_behind_them(tmp_path):
     ours = {"weight a": A, "fwd a": A, "fwd b": A}
     result = diffed(tmp_path, ours, {"weight a": B, "fwd a": B, "fwd b": B})
     assert (result.first_drift.phase, result.first_drift.introduced_by) == ("weight", "the loading of weights")
     assert verdicts(result)["fwd a"] == "inherited"
-    folded = diffed(tmp_path / "2", ours, {"weight a": A.T.reshape(A.shape), "fwd a": noisy(A), "fwd b": noisy(A)})
-    assert (folded.verdict, folded.exit_code, folded.cause.label) == ("noise", 0, "layout-equivalent")
+    other = diffed(tmp_path / "2", ours, {"weight a": A.T.reshape(A.shape), "fwd a": noisy(A), "fwd b": noisy(A)})
+    assert (other.exit_code, other.first_drift.phase) == (1, "weight")
 
 
 def test_weights_alone_that_differ_are_a_drift(tmp_path):
@@ -225,15 +225,15 @@ def test_an_outlier_channel_cannot_hide_a_wrong_one(tmp_path):
     large = normal(64, 4096)
     large[:, 3] *= 1e3
     wrong = noisy(large)
-    wrong[:, 7] *= 1.01
-    assert diffed(tmp_path / "2", {"fwd a": large}, {"fwd a": wrong}).exit_code == 1
+    wrong[:, 7] *= 1.01  # as little beside channel 3 as noise may be where nothing says what was summed
+    assert diffed(tmp_path / "2", {"fwd a": large}, {"fwd a": wrong}).exit_code == 2
 
 
-def test_noise_grows_through_layers_and_stays_noise(tmp_path):
+def test_an_error_that_grows_layer_by_layer_is_not_vouched_for_without_operations(tmp_path):
     ours = {f"fwd layer{i}": normal(8, 16, seed=i) for i in range(40)}
     theirs = {key: noisy(value, 1e-7 * 1.15**i) for i, (key, value) in enumerate(ours.items())}
     result = diffed(tmp_path, ours, theirs)
-    assert (result.verdict, result.exit_code) == ("noise", 0)
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
 
 
 def test_a_container_inherits_from_what_drifted_inside_it(tmp_path):
@@ -325,12 +325,15 @@ def test_an_update_of_one_rounding_shows_in_many_weights_and_is_lost_in_few(tmp_
         assert (result.verdict, result.exit_code) == said
 
 
-def test_a_bias_gradient_that_cancels_is_judged_on_the_scale_of_its_terms(tmp_path):
+def test_a_bias_gradient_that_cancels_is_no_drift(tmp_path):
     flow = normal(4096, 8)
     flow -= flow.mean(0, dtype=np.float64).astype(np.float32)
     ours = {"fwd k": flow, "agrad k": flow, "grad k:bias": flow.sum(0)}
     theirs = {"fwd k": flow, "agrad k": noisy(flow), "grad k:bias": flow[::-1].cumsum(0, dtype=np.float32)[-1]}
-    assert diffed(tmp_path, ours, theirs).exit_code == 0
+    assert diffed(tmp_path, ours, theirs).exit_code == 2
+    told = {"fwd k": (flow, {"op": "BiasAdd"}), "weight k:bias": np.zeros(8, np.float32), "input input:x": flow}
+    assert diffed(tmp_path / "2", told | {k: v for k, v in ours.items() if k != "fwd k"}, told | {
+        key: value for key, value in theirs.items() if key != "fwd k"}).exit_code == 0  # fmt: skip
 
 
 def test_a_truth_decides_who_is_off(tmp_path):
@@ -343,7 +346,7 @@ def test_a_truth_decides_who_is_off(tmp_path):
         assert fd.diff(tmp_path / f"r{case}", tmp_path / f"c{case}").exit_code == 1
     judged = [fd.diff(tmp_path / f"r{case}", tmp_path / f"c{case}", truth=tmp_path / "t") for case in (0, 1)]
     assert [result.exit_code for result in judged] == [1, 0]
-    assert "it is the reference that is off" in judged[1].pairs[0].reason
+    assert judged[1].pairs[0].facts["suspect"]
 
 
 def test_the_jump_rule_sees_nan_marks_every_drift_and_sets_the_exit_code(tmp_path):
@@ -388,7 +391,7 @@ def test_a_site_stands_out_among_its_peers(tmp_path):
     result = diffed(tmp_path, ours, theirs)
     assert (result.exit_code, result.first_drift.name) == (1, "fc4")
     alone = {key: (value[0], {"op": f"Linear{key}"}) for key, value in ours.items()}
-    assert diffed(tmp_path / "2", alone, theirs).exit_code == 0
+    assert diffed(tmp_path / "2", alone, theirs).exit_code == 2
 
 
 def test_constant_captures_are_said(tmp_path):
@@ -434,7 +437,7 @@ def flipping(tmp_path, change):
 def test_a_relu_that_decided_a_near_tie_the_other_way_is_a_flip(tmp_path):
     result = flipping(tmp_path, lambda gradient, z: gradient)
     assert (result.verdict, result.exit_code, [str(f.site.name) for f in result.flips]) == ("flip", 0, ["a"])
-    assert "4 of 1024 signs were decided the other way at a near-tie" in result.flips[0].reason
+    assert result.flips[0].facts["proof"] == "replayed"
 
 
 def test_equal_values_with_another_routing_are_no_flip(tmp_path):
@@ -460,13 +463,15 @@ def test_a_mask_that_does_not_follow_its_own_values_is_no_flip(tmp_path):
 
     x = normal(16, 64)
     x[5, :3] = -1.0
-    flow = normal(16, 64, seed=9)
-    ours = {"fwd a": x, "agrad a": flow * (x > 0)}
-    assert diffed(tmp_path, ours, {"fwd a": noisy(x), "agrad a": leaking(flow * (x > 0), x)}).exit_code == 1
+    flow, relu = normal(16, 64, seed=9), (np.maximum(x, 0), {"op": "ReLU"})
+    ours = {"fwd a": x, "fwd relu": relu, "agrad relu": flow, "agrad a": flow * (x > 0)}
+    theirs = {**ours, "fwd a": noisy(x), "fwd relu": (np.maximum(noisy(x), 0), relu[1])}
+    assert diffed(tmp_path / "1", ours, theirs).exit_code == 0
+    assert diffed(tmp_path / "2", ours, theirs | {"agrad a": leaking(flow * (x > 0), x)}).exit_code == 1
 
 
-@pytest.mark.parametrize(("values", "code"), [((2.0, 2.0 + 2e-7), 0), ((2.0, 1.0), 1)])
-def test_a_maximum_that_moved_is_a_flip_only_at_a_tie(tmp_path, values, code):
+@pytest.mark.parametrize("values", [(2.0, 2.0 + 2e-7), (2.0, 1.0)])
+def test_a_gradient_that_went_another_way_is_left_open_where_nothing_says_what_decided(tmp_path, values):
     x = normal(8, 64)
     x[3, 8], x[3, 9] = values[0] + 1e-7, values[1] - 2e-7
     z = x.copy()
@@ -475,8 +480,10 @@ def test_a_maximum_that_moved_is_a_flip_only_at_a_tie(tmp_path, values, code):
     ours[:, ::8] = theirs[:, ::8] = normal(8, 8, seed=3)
     ours[3, 8] = theirs[3, 9] = 1.5
     theirs[3, 8] = 0
-    result = diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs})
-    assert result.exit_code == code
+    result = diffed(tmp_path / "1", {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs})
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
+    same = diffed(tmp_path / "2", {"fwd a": x, "agrad a": ours}, {"fwd a": x, "agrad a": theirs})
+    assert same.exit_code == 1  # the same numbers decide the same
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [(ml_dtypes.bfloat16, 2**-8), (np.float16, 2**-11)])
@@ -487,21 +494,12 @@ def test_short_formats_have_their_own_noise(tmp_path, dtype, unit):
     assert diffed(tmp_path / "2", ours, {"fwd a": noisy(x, 10 * unit).astype(dtype)}).exit_code == 1
 
 
-def test_a_folded_weight_does_not_hide_a_bug_behind_it(tmp_path):
-    ours = {"weight a": A, "fwd a": A, "weight b": B, "fwd b": B}
-    theirs = {"weight a": A.T.reshape(A.shape), "fwd a": noisy(A), "weight b": B, "fwd b": B * np.float32(1.5)}
-    result = diffed(tmp_path, ours, theirs)
-    assert (result.exit_code, result.first_drift.phase, result.first_drift.name) == (1, "fwd", "b")
-
-
-def test_gradients_of_a_weight_in_another_layout_are_not_called_wrong(tmp_path):
+def test_a_weight_in_another_layout_is_a_drift_where_nothing_is_computed_with_it(tmp_path):
     other = np.ascontiguousarray(normal(8, 8).T)
     ours = {"weight a": normal(8, 8), "fwd a": A, "grad a": normal(8, 8, seed=4)}
     theirs = {"weight a": other, "fwd a": noisy(A), "grad a": normal(8, 8, seed=4).T.copy()}
-    assert diffed(tmp_path, ours, theirs).verdict == "noise"  # the same numbers in another order
-    result = diffed(tmp_path / "2", ours, theirs | {"grad a": normal(8, 8, seed=5)})
-    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
-    assert "stored in another layout; say which in a map" in result.sentence
+    result = diffed(tmp_path, ours, theirs)
+    assert (result.exit_code, result.first_drift.phase) == (1, "weight")
 
 
 @pytest.mark.parametrize(("planted", "phase"), [("2/fwd b", "fwd"), ("2/grad b", "grad"), ("1/fwd a", "fwd")])
@@ -514,7 +512,7 @@ def test_training_steps_are_judged_one_after_the_other(tmp_path, planted, phase)
                 if kind == "weight_after":
                     value = normal(32, 32, seed=(step + 1) * 2 + (name == "b"))
                 ours[f"{step}/{kind} {name}"] = value
-                theirs[f"{step}/{kind} {name}"] = noisy(value, 3e-7 if step else 1e-8)
+                theirs[f"{step}/{kind} {name}"] = noisy(value, 3e-8 if step or kind == "weight_after" else 1e-8)
     clean = diffed(tmp_path / "clean", ours, theirs)
     assert clean.exit_code == 0
     assert "inherited" not in clean.counts
@@ -530,20 +528,16 @@ def test_zeros_of_the_other_sign_are_noise(tmp_path):
     assert (result.verdict, result.exit_code) == ("noise", 0)
 
 
-@pytest.mark.parametrize(("moved", "verdict"), [(1, "flip"), (3, "drift")])
-def test_a_choice_is_a_flip_only_at_a_near_tie(tmp_path, moved, verdict):
+@pytest.mark.parametrize("moved", [1, 3])
+def test_another_choice_is_a_drift_only_where_the_same_numbers_were_chosen_from(tmp_path, moved):
     logits = np.tile(np.array([5, 5, 1, 0], np.float32), (8, 1))
     theirs = logits.copy()
     theirs[0] += np.array([0, 4e-7, 0, 0], np.float32)
     other = np.zeros(8, np.int64)
     other[0] = moved
-    result = diffed(tmp_path, {"fwd x": logits, "fwd ids": np.zeros(8, np.int64)}, {"fwd x": theirs, "fwd ids": other})
-    assert result.verdict == verdict
-
-
-def test_many_wrong_choices_are_no_near_ties(tmp_path):
-    ours = {"fwd x": A, "fwd ids": np.arange(12)}
-    assert diffed(tmp_path, ours, {"fwd x": noisy(A), "fwd ids": np.arange(12)[::-1].copy()}).exit_code == 1
+    ours = {"fwd x": logits, "fwd ids": np.zeros(8, np.int64)}
+    assert diffed(tmp_path / "1", ours, {"fwd x": theirs, "fwd ids": other}).verdict == "inconclusive"
+    assert diffed(tmp_path / "2", ours, {"fwd x": logits, "fwd ids": other}).verdict == "drift"
 
 
 def test_a_bias_gradient_that_cancels_cannot_be_told_without_its_terms(tmp_path):
@@ -555,12 +549,12 @@ def test_a_bias_gradient_that_cancels_cannot_be_told_without_its_terms(tmp_path)
     assert diffed(tmp_path, ours, theirs).exit_code == 2
 
 
-def test_a_mean_that_cancels_is_judged_on_the_scale_of_what_it_averages(tmp_path):
+def test_a_mean_that_cancels_is_no_drift(tmp_path):
     x = normal(8, 4096)
     x -= x.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
     ours = {"fwd ln": (x, {"op": "LayerNorm"}), "fwd pool": (x.mean(1), {"op": "AdaptiveAvgPool1d"})}
     serial = x[:, ::-1].cumsum(1, dtype=np.float32)[:, -1] / np.float32(4096)
-    assert diffed(tmp_path, ours, {"fwd ln": noisy(x), "fwd pool": serial}).exit_code == 0
+    assert diffed(tmp_path, ours, {"fwd ln": noisy(x), "fwd pool": serial}).exit_code != 1
 
 
 def test_what_was_not_measured_does_not_hide_a_later_bug(tmp_path):
@@ -595,7 +589,7 @@ def test_a_gradient_that_changed_on_its_way_to_another_maximum_is_no_flip(tmp_pa
     ours, theirs = np.zeros((2, 8, 64), np.float32)
     ours[:, ::8] = theirs[:, ::8] = normal(8, 8, seed=3)
     ours[3, 8], theirs[3, 8], theirs[3, 9] = 1.5, 0, 3.0
-    assert diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs}).exit_code == 1
+    assert diffed(tmp_path, {"fwd a": x, "agrad a": ours}, {"fwd a": z, "agrad a": theirs}).exit_code == 2
 
 
 def test_a_missing_gradient_is_a_drift_under_another_prefix_too(tmp_path):
@@ -642,7 +636,6 @@ def test_a_flip_seen_in_the_forward_pass_alone_leaves_a_small_doubt_and_excuses_
     theirs = {"input input:x": x, "fwd fc": shown[1], "grad fc": x.T @ (flow * (other > 0)) * np.float32(extra)}
     result = diffed(tmp_path, ours, theirs)
     assert result.exit_code == code
-    assert code == 1 or "1 sign of fwd fc decided the other way at a near-tie" in result.sentence
 
 
 def parameters_only(seed, error=0.0, steps=1, **more):
@@ -662,7 +655,6 @@ def parameters_only(seed, error=0.0, steps=1, **more):
 def test_a_gradient_of_which_nothing_before_was_recorded_may_hide_a_flip(tmp_path, error, verdict):
     result = diffed(tmp_path, parameters_only(None), parameters_only(5, error))
     assert (result.verdict, result.exit_code) == (verdict, {"noise": 0, "inconclusive": 2, "drift": 1}[verdict])
-    assert error != 3e-3 or "record activations" in result.sentence
 
 
 def test_a_gradient_behind_recorded_activations_is_judged(tmp_path):
@@ -693,8 +685,8 @@ def test_what_follows_from_a_gradient_that_the_candidate_lacks_is_inherited(tmp_
 def test_where_nothing_is_finite_on_both_sides_nothing_can_be_said(tmp_path):
     ours, theirs = np.full((8, 16), np.nan, np.float32), np.full((8, 16), -np.nan, np.float32)
     result = diffed(tmp_path, {"fwd a": A, "fwd b": ours}, {"fwd a": A, "fwd b": theirs})
-    assert (result.verdict, result.exit_code) == ("inconclusive", 2)
-    assert result.pairs[1].reason == "no element is finite on both sides"
+    assert (result.verdict, result.exit_code) == ("not comparable", 2)
+    assert str(result.pairs[1].why) == "nan-on-both"
 
 
 @pytest.mark.parametrize(("size", "code"), [(2e-4, 0), (8e-3, 1)])
@@ -713,7 +705,7 @@ def test_a_container_inherits_nothing_from_another_step(tmp_path):
     assert [str(pair.verdict) for pair in result.pairs] == ["drift", "inherited", "same", "drift"]
 
 
-def test_a_truth_allows_what_inputs_explain(tmp_path):
+def test_a_truth_leaves_open_what_inputs_may_explain(tmp_path):
     exact = {f"fwd {name}": normal(64, 64, seed=n, dtype=np.float64) for n, name in enumerate("ab")}
     ours = {name: value.astype(np.float32) for name, value in exact.items()}
     theirs = {
@@ -722,8 +714,7 @@ def test_a_truth_allows_what_inputs_explain(tmp_path):
     }
     record(tmp_path / "t", exact)
     result = diffed(tmp_path, ours, theirs, truth=tmp_path / "t")
-    assert (result.verdict, result.exit_code) == ("noise", 0), result.sentence
-    assert "as close to the truth" in result.pairs[1].reason
+    assert (result.verdict, result.exit_code) == ("inconclusive", 2), result.sentence
 
 
 def test_a_few_choices_among_many_may_be_near_ties(tmp_path):
@@ -765,9 +756,13 @@ def test_a_gradient_that_is_recorded_as_the_optimizer_sees_it_alone_may_hide_a_f
 
 
 @pytest.mark.parametrize(
-    ("made", "verdict", "code"), [({"fwd m": A}, "same", 0), ({"fwd m": B}, "drift", 1), ({}, "not comparable", 2)]
-)
-def test_an_input_that_is_another_argument_does_not_matter_where_what_comes_out_agrees(tmp_path, made, verdict, code):
+    ("made", "verdict", "code"),
+    [
+        ({"fwd m": A}, "same", 0), ({"fwd m": B}, "drift", 1), ({"fwd m": noisy(A, 1e-6)}, "not comparable", 2),
+        ({}, "not comparable", 2),
+    ],
+)  # fmt: skip
+def test_an_input_that_is_another_argument_is_excused_by_an_output_that_is_the_same(tmp_path, made, verdict, code):
     ours = {"fwd m:in.0": A, "fwd m:in.1": np.ones((2, 5), np.float32), "fwd x": A} | ({"fwd m": A} if made else {})
     result = diffed(tmp_path, ours, {"fwd m:in.0": A, "fwd m:in.1": A, "fwd x": A} | made)
     assert (result.verdict, result.exit_code) == (verdict, code), result.sentence

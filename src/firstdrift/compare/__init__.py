@@ -1,1 +1,1 @@
-"""Two traces brought together: paired, reconciled, measured. Nothing here judges."""
+"""Paired tensors brought together and measured. Nothing here judges."""

@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._kernels import Measurement, measure, stats
+from ..arrays import wide
 from ..dtypes import roundoff
 from ..formats import WITHOUT_SHAPES
-from ..records import NOT_COMPARABLE, Record
+from ..pair.pairs import Pair, ReconcileError, apply_all
+from ..records import NOT_COMPARABLE, NOT_REQUIRED, Record
 from ..scratch import concatenated, mapped_rows
 from ..stages import INDEX_PAYLOAD
 from ..traces import Array, Trace
-from .fills import LEAST, without_fills
-from .pairs import Pair, ReconcileError, apply_all
-from .result import Verdict
+from .result import Verdict, Why
 from .scales import Parts, parts_of, profile_of
 from .updates import Update, update_of
 
 THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A pair of which a side says that it has no tensor, in its own words, and what follows."""
+
+    verdict: Verdict
+    why: Why
+    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,7 @@ class Measured:
     pair: Pair
     measurement: Measurement | None = None
     problem: str | None = None
-    verdict: Verdict = Verdict.SAME  # of a pair without numbers
-    reason: str = ""
+    absent: Absent | None = None  # of a pair without numbers: who has none
     update: Update | None = None
     rounded_equal: bool = False
     is_integer: bool = False
@@ -61,17 +67,8 @@ def measure_pairs(
         advance(pair.reference.nbytes + sum(record.nbytes for record in pair.candidate))
 
 
-def load_pair(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
-    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site.
-
-    Where both have a mask's fill, it is -inf.
-    """
-    ours, theirs = load_recorded(pair, reference, candidate)
-    return without_fills(ours, theirs) if pair.site.phase == "fwd" else (ours, theirs)
-
-
 def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
-    """Both tensors of a pair, reconciled, with the values that were recorded."""
+    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
     ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
     theirs = _candidate(pair, candidate)
     if WITHOUT_SHAPES in (reference.format, candidate.format) and ours.size == theirs.size:
@@ -99,10 +96,6 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     found = measure(ours, theirs, threads=THREADS)
     if found.bit_equal and ours.dtype == theirs.dtype:
         theirs = ours  # what is asked from here on of one side holds of both
-    if pair.site.phase == "fwd" and not _are_too_small_for_fills(found):
-        recorded = ours
-        ours, theirs = without_fills(ours, theirs)
-        found = found if ours is recorded else measure(ours, theirs, threads=THREADS)
     constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
     whole = _kind(ours) == "integer"
     parts = None if found.bit_equal or whole or update is not None else _parts(pair, ours, theirs)
@@ -114,11 +107,6 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
 def _parts(pair: Pair, ours: Array, theirs: Array) -> Parts | None:
     profile = profile_of(ours, theirs, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
     return None if profile is None else parts_of(profile)
-
-
-def _are_too_small_for_fills(found: Measurement) -> bool:
-    """Whether no number of one side is as far from zero as a mask's fill; what is not finite was not counted."""
-    return found.compared == found.count and min(found.norm_reference, found.norm_candidate) < LEAST
 
 
 def _is_constant(array: Array) -> bool:
@@ -139,11 +127,12 @@ def _without_values(pair: Pair) -> Measured | None:
         if record.absent is not None and record.absent.startswith(NOT_COMPARABLE):
             return Measured(pair, problem=record.absent.removeprefix(NOT_COMPARABLE))
     if ours.absent is not None and theirs.absent is not None:
-        return Measured(pair, verdict=Verdict.SAME, reason="absent on both sides")
+        return Measured(pair, absent=Absent(Verdict.SAME, Why.ABSENT_ON_BOTH, ours.absent))
     if theirs.absent is not None:
-        return Measured(pair, verdict=Verdict.DRIFT, reason=f"the candidate says that there is none: {theirs.absent}")
+        return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, theirs.absent))
     if ours.absent is not None:
-        return Measured(pair, verdict=Verdict.SAME, reason=f"the reference says that there is none: {ours.absent}")
+        asked = ours.absent != NOT_REQUIRED
+        return Measured(pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, ours.absent))
     if ours.at is None or any(record.at is None for record in pair.candidate):
         return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
     return None
@@ -251,10 +240,5 @@ def _are_same(ours: Array, theirs: Array) -> bool:
 
 def _difference(after: Array, before: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        difference: Array = _wide(after) - _wide(before)
+        difference: Array = wide(after) - wide(before)
         return difference
-
-
-def _wide(array: Array) -> NDArray[Any]:
-    """In double precision; complex numbers stay complex."""
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -8,24 +8,27 @@ element, row or channel excuses itself, and nothing beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._kernels.profiles import weighed
+from ..arrays import wide
 from ..traces import Array
 
 FEWEST = 8  # numbers of which the size of a row or column is known
 SPARSE = 0.25  # of a row, fewer numbers that are not zero do not tell its size: what was cut off may have been large
 SAMPLE = 64  # numbers of a row or column that are looked at for its size
 ROUNDS = 4  # of fitting factors to rows and columns in turn
-AT_ONCE = 1 << 16  # elements that are measured together
+TWO_SIZES = 8.0  # by which the logarithm of no number is above the mean of its row's: that of a mask's fill is
 NORMAL = 0.635  # by which the mean logarithm of normal numbers is below that of their root mean square
 PART = 4.0  # times the error of a whole tensor, that of a part may be: noise scatters
 SHORT = 2.0  # by which this is more for parts of n numbers, times 1/sqrt(n): so does the size of these few
-NOISIER = 4.0  # times the noise of one correct computation, that of another may be
+ROW, NUMBER = 3.0, 8.0  # times the usual error of a tensor, those of a row or column and of an element may be
+CLEAR = 1.0  # roundings: no operation is closer than this in the root mean square of a row or column
+NEIGHBOURS = 2.0  # roundings that two neighbouring numbers are apart
 ELEMENT = 16.0  # times the error of its row or column, that of an element may be
 
 Floats = NDArray[np.float64]
@@ -77,17 +80,7 @@ def profile_of(expected: Array, found: Array, *, least: float) -> Profile | None
     _, width = matrix_of(expected.shape)
     ours, theirs = expected.reshape(-1, width), found.reshape(-1, width)
     of_rows, of_columns = scales_of(ours, least)
-    rows, columns, element, at = np.zeros(len(ours)), np.zeros(width), 0.0, (0, 0)
-    for part, errors, squares in _blocks(ours, theirs):
-        scale = np.maximum(np.multiply.outer(of_rows[part], of_columns), squares)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(errors > 0, errors / scale, 0.0)
-        rows[part] = ratio.mean(axis=1)
-        columns += ratio.sum(axis=0)
-        if (most := float(ratio.max())) > element:
-            row, column = divmod(int(ratio.argmax()), width)
-            element, at = most, (part.start + row, column)
-    return Profile(rows, columns / len(ours), element, at)
+    return Profile(*weighed(ours, theirs, of_rows, of_columns))
 
 
 def parts_of(profile: Profile) -> Parts:
@@ -99,6 +92,28 @@ def parts_of(profile: Profile) -> Parts:
         sqrt(usual), sqrt(rows[row]), sqrt(columns[column]), sqrt(profile.element), (row, column, *profile.at),
         (len(rows), len(columns)),
     )  # fmt: skip
+
+
+def is_clear(parts: Parts, unit: float) -> bool:
+    """Whether two tensors are as close as any two that were rounded once, in every row, column and element."""
+    return max(parts.row, parts.column, parts.usual) <= CLEAR * unit and parts.element <= NEIGHBOURS * unit
+
+
+def least_part(parts: Parts, unit: float, limit: float, most: float = np.inf) -> Part:
+    """The part whose error is the most beyond a limit for the usual row, or beyond what that row shows: who computes
+    all else to the last digit has made no row or element worse by rounding. A usual row excuses no others by more than
+    `most`, however far it is off itself."""
+    height, width = parts.shape
+    found = [Part("most rows" if width >= FEWEST else "the whole", parts.usual, limit)]
+    usual = min(parts.usual, most)
+    if width >= FEWEST:
+        found.append(Part(f"row {parts.at[0]}", parts.row, max(unit, ROW * (1 + SHORT / sqrt(width)) * usual)))
+    if height >= FEWEST:
+        column = max(unit, ROW * (1 + SHORT / sqrt(height)) * usual)
+        found.append(Part(f"column {parts.at[1]}", parts.column, column))
+    element = max(NEIGHBOURS * unit, NUMBER * usual)
+    found.append(Part(f"element {parts.at[2]}, {parts.at[3]}", parts.element, element))
+    return max(found, key=lambda part: part.excess)
 
 
 def worst_of(parts: Parts, limit: float) -> Part:
@@ -113,51 +128,24 @@ def worst_of(parts: Parts, limit: float) -> Part:
     return max(found, key=lambda part: part.excess)
 
 
-def worst_part(error: Profile, noises: Sequence[Profile], floor: float) -> Part:
-    """The part of a tensor whose error is the most beyond noise: that which correct computations show in the same part,
-    or `floor` where that is more."""
-    if not noises:
-        return worst_of(parts_of(error), floor)
-    rows, columns = (np.max([getattr(one, kind) for one in noises], axis=0) for kind in ("rows", "columns"))
-    height, width = len(error.rows), len(error.columns)
-    usual, least = (np.median, FEWEST) if width >= FEWEST else (np.mean, 0)
-    found = [
-        Part("most rows" if least else "the whole", sqrt(usual(error.rows)), max(floor, NOISIER * sqrt(usual(rows))))
-    ]
-    limits = _limits(rows, floor, width), _limits(columns, floor, height)
-    if width >= FEWEST:
-        found.append(_worst("row", error.rows, limits[0]))
-    if height >= FEWEST:
-        found.append(_worst("column", error.columns, limits[1]))
-    row, column = error.at
-    allowed = max(floor, float(max(limits[0][row], limits[1][column])) / PART)
-    found.append(Part(f"element {row}, {column}", sqrt(error.element), ELEMENT * allowed))
-    return max(found, key=lambda part: part.excess)
-
-
 def scattered(limit: float, length: int) -> float:
     """What noise explains of a part of so many numbers, where it explains `limit` of the whole."""
     return PART * (1 + SHORT / sqrt(length)) * limit
-
-
-def _limits(noise: Floats, floor: float, length: int) -> Floats:
-    least = max(scattered(floor, length), NOISIER * sqrt(np.median(noise)))  # a part's noise may be small by chance
-    limits: Floats = np.maximum(least, NOISIER * np.sqrt(noise))
-    return limits
-
-
-def _worst(kind: str, errors: Floats, limits: Floats) -> Part:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at = int(np.argmax(np.where(errors > 0, np.sqrt(errors) / limits, 0.0)))
-    return Part(f"{kind} {at}", sqrt(errors[at]), float(limits[at]))
 
 
 def scales_of(matrix: Array, least: float) -> tuple[Floats, Floats]:
     """The squared scales of rows and columns, whose products are those of elements."""
     some_rows, some_columns = (_spread(size) for size in matrix.shape)
     logs = _logs(matrix[some_rows][:, some_columns])
-    of_rows, of_columns = np.zeros(len(some_rows)), np.zeros(len(some_columns))
+    with np.errstate(all="ignore"):
+        return _fitted(matrix, logs, some_rows, some_columns, least)
+
+
+def _fitted(
+    matrix: Array, logs: Floats, some_rows: NDArray[np.int64], some_columns: NDArray[np.int64], least: float
+) -> tuple[Floats, Floats]:
     middle = float(np.nanmean(logs)) if np.isfinite(logs).any() else 0.0
+    of_rows, of_columns = np.zeros(len(some_rows)), _medians(logs - middle)
     for _ in range(ROUNDS):
         of_rows = _means(logs - middle - of_columns)
         of_columns = _means((logs - middle).T - of_rows)
@@ -166,39 +154,40 @@ def scales_of(matrix: Array, least: float) -> tuple[Floats, Floats]:
     rows, columns = np.exp(2 * (every_row + middle + NORMAL)), np.exp(2 * every_column)
     sample = np.exp(2 * logs)
     mean = float(np.nanmean(sample)) * np.isfinite(logs).mean() if np.isfinite(logs).any() else 0.0
+    if np.isneginf(every_row).any() or np.isneginf(every_column).any():
+        mean = 0.0  # of what masks are filled with, and of nothing else
     typical = float(np.median(columns)) or 1.0
     return np.maximum(rows, mean * least**2 / typical), columns
 
 
+def _medians(logs: Floats) -> Floats:
+    """Where the columns' logarithms begin: one that is large in every row is no fill of some of them."""
+    some = np.isfinite(logs).any(axis=0)
+    found = np.zeros(logs.shape[1])
+    found[some] = np.nanmedian(logs[:, some], axis=0)
+    return found
+
+
 def _means(logs: Floats) -> Floats:
-    """The mean of each row's logarithms; that of all, 0, where too few of its numbers are not zero."""
+    """The mean of each row's logarithms; that of all, 0, where too few of its numbers are not zero; none, minus
+    infinity, where its numbers are of two sizes, as beside a mask's fill: then each has its own alone."""
     known = np.isfinite(logs)
     counts = known.sum(axis=1)
-    sums = np.where(known, logs, 0.0).sum(axis=1)
-    return np.where(counts >= max(FEWEST, SPARSE * logs.shape[1]), sums / np.maximum(counts, 1), 0.0)
+    means = np.where(known, logs, 0.0).sum(axis=1) / np.maximum(counts, 1)
+    apart = (np.where(known, logs - means[:, None], 0.0) > TWO_SIZES).any(axis=1)
+    enough = counts >= max(FEWEST, SPARSE * logs.shape[1])
+    return np.where(apart, -np.inf, np.where(enough, means, 0.0))
 
 
 def _logs(matrix: Array) -> Floats:
     with np.errstate(all="ignore"):
-        logs = np.log(np.abs(_wide(matrix)))
+        logs = np.log(np.abs(wide(matrix)))
     return np.where(np.isfinite(logs), logs, np.nan)
 
 
 def _spread(size: int) -> NDArray[np.int64]:
     """Evenly spread positions, at most SAMPLE of them."""
     return np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))
-
-
-def _blocks(ours: Array, theirs: Array) -> Iterator[tuple[slice, Floats, Floats]]:
-    """Rows of both, a few at a time: which, the squared errors, and the squares of the first."""
-    step = max(1, AT_ONCE // max(1, ours.shape[1]))
-    for start in range(0, len(ours), step):
-        part = slice(start, start + step)
-        a, b = _wide(ours[part]), _wide(theirs[part])
-        with np.errstate(all="ignore"):
-            finite = np.isfinite(a) & np.isfinite(b)
-            errors, squares = np.abs(b - a) ** 2, np.abs(a) ** 2
-        yield part, np.where(finite, errors, 0.0), np.where(finite, squares, 0.0)
 
 
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -214,8 +203,3 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _is_float(array: Array) -> bool:
     return array.dtype.kind in "fVc"
-
-
-def _wide(array: Array) -> NDArray[np.float64]:
-    wide: NDArray[np.float64] = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-    return wide

@@ -11,21 +11,22 @@ import numpy as np
 
 from .._kernels import measure
 from ..dtypes import roundoff
+from ..pair.pairs import Pair, Transform
 from ..sites import Site
 from ..traces import Array, Trace
-from .pairs import Pair, Transform
 
 MOST_AXES = 4
 STORED = ("weight", "grad", "grad_scaled", "optim", "weight_after")  # phases in which a parameter has its axes
-STORED_DIFFERENTLY = "stored differently"
 TRANSPOSED = Transform("transpose")
 
 Parameter = tuple[str, str]
 
 
-def as_stored(pairs: Sequence[Pair], reference: Trace, candidate: Trace) -> tuple[Pair, ...]:
+def as_stored(
+    pairs: Sequence[Pair], reference: Trace, candidate: Trace, vouched: Collection[Site] = ()
+) -> tuple[Pair, ...]:
     """The pairs, with the steps that undo what is stored along other axes."""
-    undoing = other_axes(pairs, reference, candidate)
+    undoing = other_axes(pairs, reference, candidate, vouched)
     return tuple(_undone(pair, undoing.get(_parameter(pair.site))) for pair in pairs)
 
 
@@ -117,5 +118,5 @@ def _undone(pair: Pair, step: Transform | None) -> Pair:
     ours, theirs = _shapes(pair)
     if len(ours) < 2 or sorted(ours) != sorted(theirs):
         return pair
-    note = f"{STORED_DIFFERENTLY}: {step}"
-    return replace(pair, candidate_steps=(step, *pair.candidate_steps), notes=(*pair.notes, note))
+    notes = (*pair.notes, f"stored differently: {step}")
+    return replace(pair, candidate_steps=(step, *pair.candidate_steps), notes=notes, turned=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import wide
 from ..traces import Array
 
 ROUNDINGS = 4.0  # by which two stored weights may differ, whatever was added to them
@@ -53,17 +54,18 @@ class Update:
 def update_of(
     before: Both, after: Both, unit: float, gradients: Both | None = None, noise: Sequence[Array] = ()
 ) -> Update:
-    """Compare what was added to weights; `unit` is the roundoff of the stored ones. `noise` are other right results."""
+    """Compare what was added to weights, where all of them are finite; `unit` is the roundoff of the stored ones, and
+    `noise` are other right results."""
     longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
     squares = product = errors = noises = open_squares = turned = 0.0
     is_gross = False
     for part in _parts(after[0]):
         a, b = _added(before, after, 0, part), _added(before, after, 1, part)
         error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
-        stored = unit * np.abs(_wide(after[0][part]))
+        stored = unit * _finite(np.abs(wide(after[0][part])))
         unsure = largest * (0.0 if gradients is None else _relative(gradients[0][part], gradients[1][part]))
         for one in noise:
-            unsure = np.maximum(unsure, np.abs(_wide(one[part]) - _wide(after[0][part])))
+            unsure = np.maximum(unsure, _finite(np.abs(wide(one[part]) - wide(after[0][part]))))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
         rounding = (stored + unit * STEPS * np.abs(a)) ** 2
         squares += float(np.sum(np.abs(a) ** 2))
@@ -79,8 +81,11 @@ def update_of(
 
 
 def _added(before: Both, after: Both, side: int, part: Any) -> NDArray[Any]:
-    added: NDArray[Any] = _wide(after[side][part]) - _wide(before[side][part])
-    return added
+    """What one side added; nothing where a number of either is not finite."""
+    sides = [(wide(one[part]), wide(old[part])) for one, old in zip(after, before, strict=True)]
+    finite = np.logical_and.reduce([np.isfinite(array) for both in sides for array in both])
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, sides[side][0] - sides[side][1], 0.0)
 
 
 def _parts(array: Array) -> Iterator[Any]:
@@ -92,13 +97,15 @@ def _parts(array: Array) -> Iterator[Any]:
         yield slice(start, start + step)
 
 
+def _finite(array: NDArray[Any]) -> NDArray[Any]:
+    return np.where(np.isfinite(array), array, 0.0)
+
+
 def _relative(ours: Array, theirs: Array) -> NDArray[Any]:
     """How far two gradients are apart, for their size; a full step turns round where they have other signs."""
-    a, b = _wide(ours), _wide(theirs)
+    a, b = wide(ours), wide(theirs)
     scale = np.maximum(np.abs(a), np.abs(b))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.minimum(np.where(scale > 0, np.abs(a - b) / scale, 0.0), 2.0)
-
-
-def _wide(array: Array) -> NDArray[Any]:
-    return np.asarray(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+        relative = _finite(np.abs(a - b) / scale)
+    clipped: Array = np.clip(relative, 0.0, 2.0)
+    return clipped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..compare.mapping.quoting import comment
+from ..pair.mapping.quoting import comment
 from .diff_result import CheckpointDifference, TensorDifference
 from .map_lines import MapLine, map_line, map_text
 

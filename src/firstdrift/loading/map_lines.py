@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compare.mapping.patterns import MAX_PLACEHOLDERS, RUN, escape, parse_pattern
-from ..compare.mapping.quoting import comment, table_line
+from ..pair.mapping.patterns import MAX_PLACEHOLDERS, RUN, escape, parse_pattern
+from ..pair.mapping.quoting import comment, table_line
 from .elsewhere import Whole
 
 NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")

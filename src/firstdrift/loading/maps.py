@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
-from ..compare.mapping.options import TRANSFORMS, axis, check_placeholders, flag, name_pattern
-from ..compare.mapping.patterns import Captures, Pattern
-from ..compare.mapping.tables import load_table, read_text
-from ..compare.pairs import Transform
 from ..errors import FormatError
+from ..pair.mapping.options import TRANSFORMS, axis, check_placeholders, flag, name_pattern
+from ..pair.mapping.patterns import Captures, Pattern
+from ..pair.mapping.tables import load_table, read_text
+from ..pair.pairs import Transform
 
 STEPS = {kind: parse for kind, parse in TRANSFORMS.items() if kind != "scale"}  # a scaled weight is another weight
 OPTIONS = ("to", *STEPS, "steps", "split", "join", "place", "tie")

@@ -43,7 +43,7 @@ def without_memory(build: Callable[[], object], place: str) -> nn.Module:
     try:
         with torch.device("meta"):
             model = build()
-    except Exception:  # it may need numbers while it is built: then it gets memory for them
+    except (Exception, SystemExit):  # it may need numbers while it is built: then it gets memory for them
         model = _built(build, place)
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{place}: returned a {type(model).__name__}, not a torch.nn.Module; return the model")
@@ -53,5 +53,5 @@ def without_memory(build: Callable[[], object], place: str) -> nn.Module:
 def _built(build: Callable[[], object], place: str) -> object:
     try:
         return build()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(f"{place}: building the model raised {type(error).__name__}: {error}; mend it") from error

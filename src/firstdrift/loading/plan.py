@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..checkpoints.checkpoint import Array, Checkpoint
-from ..compare.mapping.patterns import parse_pattern
-from ..compare.pairs import ReconcileError, Transform, apply_all
+from ..pair.mapping.patterns import parse_pattern
+from ..pair.pairs import ReconcileError, Transform, apply_all
 from .destinations import Destination
 from .failures import not_present
 from .maps import Line, LoadMap

@@ -74,6 +74,8 @@ def populate(
 
     `advance` is called with the size of every tensor of the model that was read and checked.
     """
+    if not isinstance(model, nn.Module):
+        raise WeightsError(f"the model is a {type(model).__qualname__}; give a torch.nn.Module")
     mapping = read_map(map)
     places = destinations(model)
     lazy = shapeless(places)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..pairs import Alignment
+from ..pairs import Alignment, Transform
 from .lines import Mapping
 from .patterns import ANYTHING, escape
 
@@ -20,6 +20,7 @@ class Part:
     ports: tuple[tuple[str, str], ...] = ()  # patterns
     phase: str | None = None
     shared: bool = False
+    steps: tuple[Transform, ...] = ()
 
     def renamed(self, rename: Callable[[str], str]) -> Part:
         """The same with other names."""
@@ -35,8 +36,10 @@ class Part:
             said["phase"] = self.phase
         if self.ports:
             said["port"] = dict(self.ports)
-        if self.shared:
+        if self.shared and not any(step.kind == "slice" for step in self.steps):
             said["shared"] = True
+        if self.steps:
+            said["steps"] = [_step(step) for step in self.steps]
         return names if len(said) == 1 else said
 
 
@@ -57,10 +60,11 @@ class _Cell(NamedTuple):
     concatenate: int | None
     how: str
     shared: bool = False
+    steps: tuple[Transform, ...] = ()
 
     @property
-    def target(self) -> tuple[tuple[str, ...], int | None]:
-        return self.names, self.concatenate
+    def target(self) -> tuple[tuple[str, ...], int | None, tuple[Transform, ...]]:
+        return self.names, self.concatenate, self.steps
 
 
 _Cells = dict[tuple[str, str], _Cell]  # by the phase and port of the reference
@@ -78,7 +82,8 @@ def entries_of(alignment: Alignment, mapping: Mapping | None = None) -> dict[str
             continue
         names = tuple(dict.fromkeys(record.site.name for record in pair.candidate))
         axis = (pair.concatenate or 0) if len(names) > 1 else None
-        cell = _Cell(names, pair.candidate[0].site.port, axis, pair.matched)
+        steps = tuple(step for step in pair.candidate_steps if step.kind != "scale") if pair.sure is not None else ()
+        cell = _Cell(names, pair.candidate[0].site.port, axis, pair.matched, steps=steps)
         cells.setdefault(pair.site.name, {}).setdefault((pair.site.phase, pair.site.port), cell)
     _mark_shared(cells)
     unpaired = _Unpaired(alignment)
@@ -142,4 +147,17 @@ def _part(cells: _Cells, phase: str | None = None) -> Part:
     """One line for tensors that go to the same names."""
     first = next(iter(cells.values()))
     ports = tuple(dict.fromkeys((escape(port), escape(cell.port)) for (_, port), cell in cells.items()))
-    return Part(first.names, first.concatenate, ports, phase, any(cell.shared for cell in cells.values()))
+    shared = any(cell.shared for cell in cells.values())
+    return Part(first.names, first.concatenate, ports, phase, shared, first.steps)
+
+
+def _step(step: Transform) -> dict[str, Any]:
+    """A step as an item of a map's list."""
+    match step.kind:
+        case "permute":
+            return {"permute": list(step.axes)}
+        case "reshape":
+            return {"reshape": list(step.shape)}
+        case "slice":
+            return {"slice": {"axis": step.axes[0], "start": step.start, "stop": step.stop}}
+    return {"transpose": True}

@@ -80,10 +80,10 @@ def _listed(value: Any, what: str, place: str) -> list[Any]:
     return items
 
 
-def reason(value: Any, place: str) -> str:
-    """Why something is ignored."""
+def reason(value: Any, place: str, what: str = "ignore") -> str:
+    """Why something is ignored, or meant."""
     if not isinstance(value, str) or not value.strip():
-        raise FormatError(f"{place}: ignore is {value!r}, which is no reason; say why in a few words")
+        raise FormatError(f"{place}: {what} is {value!r}, which is no reason; say why in a few words")
     return value.strip()
 
 

@@ -6,16 +6,16 @@ from os import PathLike, fspath
 from typing import Any
 
 from ...errors import FormatError, VersionError
-from ..pairs import Tolerance
+from ..pairs import Tolerance, Transform
 from . import options
 from .lines import Line, Mapping
 from .patterns import Pattern
 from .tables import Table, load_table, read_text
 
 VERSION = 1
-SECTIONS = ("version", "pairs", "candidate_ignore")
+SECTIONS = ("version", "pairs", "candidate_ignore", "meant")
 OPTIONS = (
-    "candidate", "phase", "port", *options.TRANSFORMS, "concatenate", "tolerance", "shared", "ignore",
+    "candidate", "phase", "port", *options.TRANSFORMS, "steps", "concatenate", "tolerance", "shared", "ignore",
 )  # fmt: skip
 _BESIDE_IGNORE = {"ignore", "phase", "port"}
 
@@ -38,7 +38,8 @@ def parse_map(text: str, place: str = "map") -> Mapping:
             )
     _check_version(found, place)
     pairs, ignored = _section(found, "pairs", place), _section(found, "candidate_ignore", place)
-    return Mapping(place, _lines(pairs, place), _ignored_lines(ignored, place), pairs, ignored)
+    meant = _meant(_section(found, "meant", place), place)
+    return Mapping(place, _lines(pairs, place), _ignored_lines(ignored, place), pairs, ignored, meant)
 
 
 def _check_version(found: Table, place: str) -> None:
@@ -104,13 +105,36 @@ def _long_line(reference: Pattern, given: Table, place: str) -> Line:
         candidates,
         ports=options.ports(given["port"], place) if "port" in given else (),
         phases=options.phases(given["phase"], place) if "phase" in given else (),
-        # A table keeps the order in which it was written, and that is the order in which they are applied.
-        transforms=tuple(options.TRANSFORMS[key](given[key], place) for key in given if key in options.TRANSFORMS),
+        transforms=_transforms(given, place),
         concatenate=_concatenate(given, len(candidates), place),
         tolerance=Tolerance(options.tolerance(given["tolerance"], place), place) if "tolerance" in given else None,
         ignore=options.reason(given["ignore"], place) if "ignore" in given else None,
         shared="shared" in given and options.flag(given["shared"], "shared", place),
     )
+
+
+def _transforms(given: Table, place: str) -> tuple[Transform, ...]:
+    """Steps in the order in which they stand: options of their own or, where one comes twice, a list of `steps`."""
+    alone = [key for key in given if key in options.TRANSFORMS]
+    if "steps" not in given:  # a table keeps the order in which it was written
+        return tuple(options.TRANSFORMS[key](given[key], place) for key in alone)
+    if alone:
+        raise FormatError(f"{place}: {alone[0]!r} stands beside 'steps'; put it into the list, at its place")
+    steps = given["steps"]
+    if not isinstance(steps, list) or not steps:
+        raise FormatError(
+            f"{place}: steps {steps!r} is not a list; write, say, [{{reshape: [-1, 64]}}, {{permute: [1, 0]}}]"
+        )
+    made = []
+    for step in steps:
+        if not isinstance(step, Table) or len(step) != 1 or next(iter(step)) not in options.TRANSFORMS:
+            raise FormatError(
+                f"{place}: step {step!r} is not one of {', '.join(options.TRANSFORMS)} with its value; "
+                "write one a list item, such as {permute: [1, 0]}"
+            )
+        ((key, value),) = step.items()
+        made.append(options.TRANSFORMS[key](value, place))
+    return tuple(made)
 
 
 def _candidates(reference: Pattern, value: Any, place: str) -> tuple[Pattern, ...]:
@@ -150,6 +174,14 @@ def _ignored_lines(table: Table, place: str) -> tuple[Line, ...]:
             raise FormatError(f"{where}: a candidate's name to ignore needs a reason; write 'name: reason'")
         lines.append(_long_line(options.name_pattern(key, "name", where), given, where))
     return tuple(lines)
+
+
+def _meant(table: Table, place: str) -> dict[str, str]:
+    """`where.key: reason`, of settings that both sides state and that may differ."""
+    return {
+        key: options.reason(value, f"{place}, line {table.lines[key]}, {_short(key)}", "meant")
+        for key, value in table.items()
+    }
 
 
 def _short(key: str) -> str:

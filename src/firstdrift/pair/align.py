@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import SelectionError
 from ..records import Record
-from ..sites import PARAMETER_PHASES, Site
+from ..sites import PARAMETER_PHASES, Site, fits_glob
 from ..traces import Trace
+from .absorbed import explained
 from .batches import SCALED_PHASES, Units, sample_steps
+from .calls import is_unscaled, recorded_calls, said_call
+from .other_layouts import with_layouts
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
 
@@ -35,17 +38,24 @@ class Selection:
         wanted = not self.only or any(fnmatchcase(name, glob) for glob in self.only)
         return wanted and (not self.phases or any(fnmatchcase(phase, glob) for glob in self.phases))
 
-    def ignoring(self, name: str) -> str | None:
-        """The pattern that leaves this name out, if one does."""
-        return next((glob for glob in self.ignore if fnmatchcase(name, glob)), None)
+    def ignoring(self, site: Site) -> str | None:
+        """The pattern that leaves this site out, if one does."""
+        return next((glob for glob in self.ignore if fits_glob(site, glob)), None)
 
     def check(self, sites: Iterable[Site], place: str) -> None:
         """Refuse a pattern that matches nothing: it would silently select, or ignore, nothing."""
+        sites = list(sites)
         names, phases = {site.name for site in sites}, {site.phase for site in sites}
-        asked = (("only", self.only, names), ("phase", self.phases, phases), ("ignore", self.ignore, names))
-        for option, globs, there in asked:
+
+        def matches(option: str, glob: str) -> bool:
+            if option == "ignore":
+                return any(fits_glob(site, glob) for site in sites)
+            return any(fnmatchcase(text, glob) for text in (names if option == "only" else phases))
+
+        asked = (("only", self.only), ("phase", self.phases), ("ignore", self.ignore))
+        for option, globs in asked:
             for glob in globs:
-                if not any(fnmatchcase(text, glob) for text in there):
+                if not matches(option, glob):
                     raise SelectionError(f"--{option} {glob}: matches nothing in {place}; `firstdrift show` lists it")
 
 
@@ -61,12 +71,18 @@ def align(
     aligner.selection.check({*aligner.ours, *aligner.theirs}, f"{reference.path} or {candidate.path}")
     if mapping is not None:
         mapping.check(aligner.ours, aligner.theirs)
-    aligner.by_rule_and_name()
+    aligner.by_rule()
+    aligner.by_call(reference, candidate)
+    aligner.by_name()
     if prefixes:
         aligner.by_prefix()
     aligner.by_port()
     aligner.by_sample()
-    return aligner.alignment(units or Units.of(reference, candidate))
+    if prefixes:
+        aligner.by_evidence(reference, candidate)
+    aligner.by_unscaled(reference)
+    aligner.pairs.update(with_layouts(aligner.pairs, reference, candidate))
+    return aligner.alignment(units or Units.of(reference, candidate), reference)
 
 
 def _expanded(trace: Trace) -> Sites:
@@ -92,14 +108,15 @@ class _Aligner:
         self.ignored: list[Unmatched] = []
         self.used: set[Site] = set()
         self.partial: set[tuple[int, int]] = set()  # samples compared, of how many
-        self.renamed: dict[str, str] = {}  # reference names to candidate names, by prefix
+        self.renamed: dict[str, str] = {}  # reference names to candidate names, where they differ
+        self.notes: list[str] = []
 
-    def by_rule_and_name(self) -> None:
-        """What the map says, then equal sites."""
+    def by_rule(self) -> None:
+        """What the map says."""
         for site, record in self.ours.items():
             if not self.selection.takes(site.phase, site.name):
                 continue
-            pattern = self.selection.ignoring(site.name)
+            pattern = self.selection.ignoring(site)
             rule = self.mapping.find(site) if self.mapping is not None else None
             if pattern is not None:
                 self.ignored.append(Unmatched(site, f"--ignore {pattern}"))
@@ -107,8 +124,59 @@ class _Aligner:
                 self.ignored.append(Unmatched(site, rule.ignore))
             elif rule is None or not rule.named or not self._add_by_rule(site, record, rule):
                 self.waiting[site] = record
-        for site in list(self.waiting):  # only now: what the map gave to others is no longer to be had by name
+
+    def by_name(self) -> None:
+        """Equal sites; only now, as what the map gave to others is no longer to be had by name."""
+        for site in list(self.waiting):
             self._add_by_name(site)
+
+    def by_call(self, reference: Trace, candidate: Trace) -> None:
+        """A module that the reference used several times and the candidate recorded fewer times: which of them."""
+        for site, other in recorded_calls(self.waiting, self.theirs, reference, candidate):
+            self.notes.append(f"{said_call(other)} equals {said_call(site)} of the reference")
+            self._add(Pair(site, self.waiting[site], (self.theirs[other],), "call"), other)
+
+    def by_evidence(self, reference: Trace, candidate: Trace) -> None:
+        """What nothing has named: by what was computed, and with what."""
+        from .finding import found_by_evidence  # here, because most comparisons need none of it
+
+        found = found_by_evidence(reference, candidate, self.pairs, self.waiting, self.theirs, self.used)
+        if found is None:
+            return
+        for site in found.released:
+            pair = self.pairs.pop(site)
+            self.waiting[site] = pair.reference
+            self.used -= {record.site for record in pair.candidate}
+        self.notes += found.notes
+        for site in list(self.waiting):
+            target = None if self._is_mapped(site) else found.translation.target(site)
+            if target is None:
+                continue
+            others = [site._replace(name=name, port=port, call=call) for name, port, call in target.places]
+            if site.phase in _TIED:
+                others = [other._replace(call=0) for other in others]
+            if all(
+                other in self.theirs
+                and (other not in self.used or target.how == "parts" or self.waiting[site].site != site)
+                for other in others
+            ):
+                self.renamed.setdefault(site.name, others[0].name)
+                self._add(
+                    Pair(
+                        site, self.waiting[site], tuple(self.theirs[other] for other in others), target.how,
+                        candidate_steps=target.steps, concatenate=target.concatenate, sure=target.bits,
+                    ),
+                    *others,
+                )  # fmt: skip
+
+    def by_unscaled(self, reference: Trace) -> None:
+        """What the optimizer sees is the gradient itself where nothing was scaled, and the candidate has but one."""
+        if any(site.phase == "grad_scaled" for site in self.theirs):
+            return
+        for site in [one for one in self.waiting if one.phase == "grad_scaled"]:
+            raw = self.pairs.get(site._replace(phase="grad"))
+            if raw is not None and raw.candidate and is_unscaled(reference, self.waiting[site], raw.reference):
+                self.pairs[site] = replace(raw, site=site, reference=self.waiting.pop(site), matched="unscaled")
 
     def _add_by_name(self, site: Site) -> None:
         other = self._counterpart(site)
@@ -170,7 +238,7 @@ class _Aligner:
                         self._add(pair, one)
                         self.waiting.pop(site, None)
 
-    def alignment(self, units: Units) -> Alignment:
+    def alignment(self, units: Units, reference: Trace) -> Alignment:
         """The pairs in the reference's causal order, and what is left."""
         place = {site: number for number, site in enumerate(self.ours)}
 
@@ -196,8 +264,11 @@ class _Aligner:
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
         ]
+        left, absorbed = explained(reference_only, reference, self.pairs, self.theirs)
+        dropped = [] if self.mapping is None else self.mapping.dropped(item.site for item in left)
+        self.notes += dropped
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
-        notes = [units.note] if scaled and units.note else []
+        notes = [*dict.fromkeys(self.notes), *([units.note] if scaled and units.note else [])]
         if unread:
             notes.append(
                 f"the candidate recorded no inputs of modules; {len(unread)} of the reference were not compared"
@@ -205,7 +276,7 @@ class _Aligner:
         notes += [
             f"only {some} of the {whole} samples of a batch were compared" for some, whole in sorted(self.partial)
         ]
-        return Alignment(pairs, tuple(reference_only), tuple(candidate_only), tuple(self.ignored), tuple(notes))
+        return Alignment(pairs, tuple(left), tuple(candidate_only), tuple(self.ignored), tuple(notes), tuple(absorbed))
 
     def _inputs_of_modules(self) -> set[Site]:
         """Inputs of modules that wait for a counterpart, if the candidate records outputs only, as an engine does:
@@ -220,7 +291,7 @@ class _Aligner:
         return rule is not None and rule.named
 
     def _ignores_candidate(self, site: Site) -> bool:
-        return self.selection.ignoring(site.name) is not None or (
+        return self.selection.ignoring(site) is not None or (
             self.mapping is not None and self.mapping.ignores_candidate(site) is not None
         )
 

@@ -24,6 +24,10 @@ _HOW = {
     "alias": "another name of the same tensor",
     "port": "the same name, its one output called differently",
     "sample": "a batch on one side, its samples on the other",
+    "weights": "by weights with the same numbers",
+    "numbers": "by what they return",
+    "structure": "by what they compute, what is around them, and their order",
+    "parts": "joined of several, or part of one",
 }
 _Lines = dict[str, list[Any]]  # what stands behind each name
 
@@ -50,9 +54,17 @@ def write_map(alignment: Alignment, mapping: Mapping | None = None) -> str:
     text.append("candidate_ignore:")
     if mapping is not None:
         text.extend(line for key, value in mapping.written_ignore.items() for line in table_line(key, value))
+    meant = _meant(mapping)
     ends = {record.site.name for pair in alignment.pairs for record in pair.candidate}
     text.extend(_leftovers("only the candidate has", alignment.candidate_only, ends))
-    return "\n".join(text) + "\n"
+    return "\n".join([*text, *meant]) + "\n"
+
+
+def _meant(mapping: Mapping | None) -> list[str]:
+    """The settings that are meant to differ, as they were given."""
+    given = {} if mapping is None else mapping.meant
+    lines = [line for key, reason in given.items() for line in table_line(key, reason)]
+    return ["meant:", *lines] if lines else []
 
 
 def _families(alignment: Alignment, entries: dict[str, Entry], mapping: Mapping | None) -> list[Family]:

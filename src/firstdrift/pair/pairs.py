@@ -81,7 +81,10 @@ class Pair:
     """A reference site with its counterpart.
 
     `candidate` holds several records when the counterpart is their concatenation. Names in results are always the
-    reference's. `matched` says how the two were found: `name`, `prefix`, `map`, `alias`, `port` or `sample`.
+    reference's. `matched` says how the two were found: `name`, `prefix`, `map`, `alias`, `port`, `sample`, `unscaled`,
+    `call`, or, whatever the names, `weights` (the same numbers in its weights), `numbers` (in what it returns),
+    `structure` (what is around it) or `parts` (joined of several, or part of one). `sure` is by how many bits every
+    other counterpart is worse, and None where names or a map say it.
     """
 
     site: Site
@@ -93,6 +96,8 @@ class Pair:
     concatenate: int | None = None
     tolerance: Tolerance | None = None
     notes: tuple[str, ...] = field(default=())
+    turned: bool = False  # whether the candidate stores it along other axes
+    sure: float | None = None
 
     @property
     def count(self) -> int:
@@ -117,12 +122,13 @@ class Alignment:
     candidate_only: tuple[Unmatched, ...]
     ignored: tuple[Unmatched, ...] = ()
     notes: tuple[str, ...] = ()
+    absorbed: tuple[Unmatched, ...] = ()  # explained, and never counted as covered
 
     @property
     def unpaired(self) -> dict[str, tuple[Site, ...]]:
         """The sites that one side alone has, for the search for causes."""
         return {
-            "reference_only": tuple(one.site for one in self.reference_only),
+            "reference_only": tuple(one.site for one in (*self.reference_only, *self.absorbed)),
             "candidate_only": tuple(one.site for one in self.candidate_only),
         }
 

@@ -108,7 +108,8 @@ class ByName:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A map: its lines in the order of the file, and the candidate's names that it leaves out.
+    """A map: its lines in the order of the file, the candidate's names that it leaves out, and the settings that are
+    `meant` to differ, with the reason.
 
     `written` and `written_ignore` hold both tables as they were read, so that a map can be written again.
     """
@@ -118,6 +119,7 @@ class Mapping:
     candidate_ignore: tuple[Line, ...] = ()
     written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     written_ignore: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    meant: dict[str, str] = field(default_factory=dict)
     _found: dict[tuple[str, str, str], Rule | None] = field(default_factory=dict, init=False, compare=False, repr=False)
     _by_name: ByName = field(init=False, compare=False, repr=False)
     _ignored: ByName = field(init=False, compare=False, repr=False)
@@ -129,8 +131,8 @@ class Mapping:
     def find(self, site: Site) -> Rule | None:
         """What the map says about a site of the reference; of several lines the most specific one.
 
-        A plain name before `{}` before `*`; then, by the same order, its port before any port; then a given phase
-        before any; then the earlier line.
+        A plain name before `{}` before `*`, and of patterns the one with more text of its own, whatever their ports;
+        then, by the same order, its port before any port; then a given phase before any; then the earlier line.
         """
         key = (site.phase, site.name, site.port)
         if key not in self._found:  # the same tensor comes again with every step, call and sample
@@ -142,6 +144,16 @@ class Mapping:
         rule = self._ignored.winner(site)
         return None if rule is None else rule.ignore
 
+    def dropped(self, sites: Iterable[Site]) -> list[str]:
+        """What lines of a name leave to no line: ports and phases that they do not speak of, a sentence a line."""
+        named: dict[int, tuple[Line, list[Site]]] = {}
+        for site in sites:
+            partly = (one for one in self.lines if one.candidates and (one.ports or one.phases))
+            line = next((one for one in partly if one.reference.match(site.name) is not None), None)
+            if line is not None and self.find(site) is None:
+                named.setdefault(id(line), (line, []))[1].append(site)
+        return [_said_dropped(line, left) for line, left in named.values()]
+
     def check(self, reference: Iterable[Site], candidate: Iterable[Site]) -> None:
         """Refuse a map that does not fit the two traces: unknown names, idle lines, two sources for one target."""
         from .check import check_map  # here, because it needs the types of this module
@@ -149,14 +161,20 @@ class Mapping:
         check_map(self, reference, candidate)
 
 
+def _said_dropped(line: Line, left: list[Site]) -> str:
+    what = list(dict.fromkeys(f"{site.phase} {site.port}" for site in left))
+    some = ", ".join(what[:3]) + (", ..." if len(what) > 3 else "")
+    return f"{line.place}: it leaves out {some} of {left[0].name!r}; add a line for these, or '*' to its ports"
+
+
 def _winner(lines: Iterable[Line], site: Site) -> Rule | None:
-    best: tuple[tuple[int, int, bool], Rule] | None = None
+    best: tuple[tuple[int, int, int, bool], Rule] | None = None
     for line in lines:
         captures = line.reference.match(site.name) if line.takes_phase(site.phase) else None
         port = None if captures is None else line.rename_port(site.port)
         if captures is None or port is None:
             continue
-        width = (line.reference.rank, port[0], not line.phases)
+        width = (line.reference.rank, -sum(map(len, line.reference.literals)), port[0], not line.phases)
         if best is None or width < best[0]:
             names = [pattern.fill(captures) for pattern in line.candidates] or [site.name]
             targets = () if line.ignore is not None else tuple(Target(name, port[1]) for name in names)

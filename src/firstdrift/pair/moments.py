@@ -1,0 +1,103 @@
+"""What is left of a tensor when its axes, its order and its shape are forgotten: enough to know it again.
+
+The extremes, the sum and the norm of two tensors agree if one is the other in another layout, and hardly ever
+otherwise. They add up, too: a fused tensor has the sums of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._kernels import stats
+from ..dtypes import roundoff
+from ..records import Record
+from ..traces import Trace
+
+EXACT = 1e-6  # of the largest element: the same numbers, summed in another order
+PROVEN_BITS = 24.0
+TIERS = ((EXACT, PROVEN_BITS), (1e-4, 14.0), (1e-2, 6.0))  # how near two are, and how many bits that says
+
+Matrix = NDArray[np.float64]
+
+
+class Numbers(NamedTuple):
+    """Of the finite elements of a tensor; `fine` is how finely they are stored."""
+
+    size: int
+    low: float
+    high: float
+    total: float
+    square: float
+    fine: float
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether they are one number over and over, which is found everywhere and says nothing."""
+        return self.low == self.high
+
+    @property
+    def scale(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+def numbers_of(trace: Trace, record: Record | None) -> Numbers | None:
+    """The numbers of a recorded tensor; None where there are none to be had."""
+    if record is None or record.at is None or record.dtype is None or not record.nbytes:
+        return None
+    found = stats(trace.array(record))
+    if found.finite_count == 0 or found.min is None or found.max is None or found.mean is None:
+        return None
+    count = found.finite_count
+    return Numbers(
+        count, float(found.min), float(found.max), found.mean * count, found.l2 * found.l2, roundoff(record.dtype)
+    )
+
+
+def joined(parts: Sequence[Numbers]) -> Numbers:
+    """The numbers of several tensors taken together."""
+    return Numbers(
+        sum(one.size for one in parts), min(one.low for one in parts), max(one.high for one in parts),
+        sum(one.total for one in parts), sum(one.square for one in parts), max(one.fine for one in parts),
+    )  # fmt: skip
+
+
+def agree(one: Numbers, other: Numbers) -> bool:
+    """Whether both can be the same elements, in the coarser of the two dtypes."""
+    near = max(EXACT, 4 * max(one.fine, other.fine))
+    return one.size == other.size and float(_apart(_columns([one]), _columns([other]))[0, 0]) <= near
+
+
+def apart(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -> Matrix:
+    """How far each of ours is from each of theirs, in units of the largest element; infinite where counts differ."""
+    return _apart(_columns(ours), _columns(theirs))
+
+
+def _columns(side: Sequence[Numbers | None]) -> Matrix:
+    nothing = (-1, np.nan, np.nan, np.nan, np.nan, np.nan)
+    return np.array([nothing if one is None else one for one in side], np.float64).reshape(len(side), 6).T
+
+
+def _apart(ours: Matrix, theirs: Matrix) -> Matrix:
+    (count, low, high, total, square, _), (count2, low2, high2, total2, square2, _) = ours[:, :, None], theirs[:, None]
+    with np.errstate(all="ignore"):
+        scale = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
+        distance = np.maximum(np.abs(low - low2), np.abs(high - high2)) / scale
+        norm = np.sqrt(np.maximum(square, 1e-300))
+        distance = np.maximum(distance, np.abs(np.sqrt(square2) - norm) / norm)
+        # A sum cancels, so that it is held to what its terms can make of it.
+        distance = np.maximum(distance, np.abs(total - total2) / (norm * np.sqrt(np.maximum(count, 1))))
+    return np.where((count == count2) & np.isfinite(distance), distance, np.inf)
+
+
+def bits(distance: Matrix, fine: float) -> Matrix:
+    """What it says that two tensors are as near as that: less, the more others are as near."""
+    found = np.zeros(distance.shape)
+    for near, said in TIERS:
+        close = distance <= max(near, 4 * fine)
+        rivals = np.maximum(close.sum(1, keepdims=True), close.sum(0, keepdims=True))
+        found = np.maximum(found, np.where(close, said / np.maximum(rivals, 1), 0.0))
+    return found

@@ -1,0 +1,176 @@
+"""Activations that the candidate keeps along other axes: found by the numbers of some, believed where others share it.
+
+An arrangement that the shapes demand is taken where numbers prove it and another tensor shares it or what comes after
+agrees. One that changes no shape could hide a mistake: there, both have to be. What a mistake has
+changed lies as its like does. Every tensor is judged all the same, after the steps that are named with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ..records import Record
+from ..sites import Site
+from ..traces import Array, Trace
+from .arrangements import Steps, agrees, arrangement, deinterleaved
+from .moments import EXACT
+from .pairs import Pair
+
+SHARED = 2  # tensors that have to lie in one arrangement where shapes do not show it
+NAMED = frozenset({"name", "prefix", "alias", "map"})  # whose numbers are not asked for another arrangement
+LIES = "lies otherwise"
+
+
+def with_layouts(pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> dict[Site, Pair]:
+    """The pairs whose candidate lies otherwise, with the steps that undo it."""
+    plain = {site: pair for site, pair in pairs.items() if _is_plain(pair)}
+    steps = _Layouts(plain, reference, candidate).found()
+    for site in [site for site in plain if site.phase == "agrad"]:
+        forward = site._replace(phase="fwd")
+        if forward in steps:
+            steps[site] = steps[forward]
+    rows = _rows(steps, pairs, reference, candidate)
+    return {site: _undone(pairs[site], one) for site, one in (steps | rows).items() if one}
+
+
+class _Layouts:
+    """What is known of how outputs lie, while it is found."""
+
+    def __init__(self, pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> None:
+        self.pairs = {site: pair for site, pair in pairs.items() if site.phase in ("fwd", "input")}
+        self.traces = reference, candidate
+
+    def arrays(self, pair: Pair) -> tuple[Array, Array]:
+        return self.traces[0].array(pair.reference), self.traces[1].array(pair.candidate[0])
+
+    def found(self) -> dict[Site, Steps]:
+        """The steps of every pair that needs some."""
+        shown = {site: pair for site, pair in self.pairs.items() if _shapes_differ(pair)}
+        told = {site: arrangement(*self.arrays(pair)) for site, pair in shown.items()}
+        found = {site: steps for site, steps in told.items() if steps and self._is_borne_out(site, told)}
+        usual = _usual(found, self.pairs)
+        for site, steps in told.items():
+            if steps is None and (alike := _fitting(self.pairs[site], usual)) is not None:
+                found[site] = alike
+        return found | self._hidden(found, usual)
+
+    def _is_borne_out(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
+        """Whether more than this tensor's numbers speak for its arrangement: merged axes are in order, another tensor
+        shares it, or what comes after agrees."""
+        steps = told[site] or ()
+        if all(step.kind == "reshape" for step in steps):
+            return True
+        kinds = [step.kind for step in steps]
+        like = (other for other, one in told.items() if one and other != site)
+        if any([step.kind for step in told[other] or ()] == kinds for other in like):
+            return True
+        sites = list(self.pairs)
+        later = [self.pairs[other] for other in sites[sites.index(site) + 1 :] if other not in told]
+        return any(agrees(*self.arrays(pair), ()) for pair in later)
+
+    def _hidden(self, shown: Mapping[Site, Steps], usual: Mapping[object, Steps]) -> dict[Site, Steps]:
+        """Arrangements that change no shape: of axes as others show it, of halves of heads as others share it."""
+        found: dict[Site, Steps] = {}
+        shared: dict[Steps, list[Site]] = {}
+        agreeing = -1
+        asked = usual or any(pair.matched not in NAMED for pair in self.pairs.values())
+        for place, (site, pair) in enumerate(self.pairs.items() if asked else ()):
+            if site in shown or _shapes_differ(pair):
+                continue
+            axes = _fitting(pair, usual)
+            if axes is None and pair.matched in NAMED:
+                continue
+            ours, theirs = self.arrays(pair)
+            if agrees(ours, theirs, ()):
+                agreeing = place
+            elif axes is not None:
+                found[site] = axes
+            elif (steps := arrangement(ours, theirs)) is not None:
+                shared.setdefault(steps, []).append(site)
+        order = {site: place for place, site in enumerate(self.pairs)}
+        for steps, sites in shared.items():
+            if len(sites) >= SHARED and agreeing > max(order[site] for site in sites):
+                found.update(dict.fromkeys(sites, steps))
+        return found
+
+
+def _is_plain(pair: Pair) -> bool:
+    single = len(pair.candidate) == 1 and not pair.candidate_steps and not pair.reference_steps
+    return single and _is_dense(pair.reference) and _is_dense(pair.candidate[0]) and pair.site.sample is None
+
+
+def _is_dense(record: Record) -> bool:
+    return record.at is not None and bool(record.nbytes)
+
+
+def _shapes_differ(pair: Pair) -> bool:
+    ours, theirs = pair.reference.shape or (), pair.candidate[0].shape or ()
+    return [dim for dim in ours if dim != 1] != [dim for dim in theirs if dim != 1]
+
+
+def _usual(found: Mapping[Site, Steps], pairs: Mapping[Site, Pair]) -> dict[object, Steps]:
+    """How tensors of so many axes lie that several show to lie so."""
+    votes: dict[object, Counter[Steps]] = {}
+    for site, steps in found.items():
+        if all(step.kind == "permute" for step in steps):
+            votes.setdefault(_ranks(pairs[site]), Counter())[steps] += 1
+    best = {ranks: counted.most_common(1)[0] for ranks, counted in votes.items() if len(counted) == 1}
+    return {ranks: steps for ranks, (steps, count) in best.items() if count >= SHARED}
+
+
+def _ranks(pair: Pair) -> object:
+    return len(pair.reference.shape or ()), len(pair.candidate[0].shape or ())
+
+
+def _fitting(pair: Pair, usual: Mapping[object, Steps]) -> Steps | None:
+    """What others of as many axes need, where it brings this one into our shape."""
+    steps = usual.get(_ranks(pair))
+    if steps is None:
+        return None
+    shape = pair.candidate[0].shape or ()
+    for step in steps:
+        shape = tuple(shape[axis] for axis in step.axes)
+    return steps if shape == pair.reference.shape else None
+
+
+def _rows(
+    steps: Mapping[Site, Steps], pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace
+) -> dict[Site, Steps]:  # fmt: skip
+    """Weights whose rows lie in the order in which their outputs do."""
+    found: dict[Site, Steps] = {}
+    heads = {site.name: head for site, one in steps.items() if (head := _head(one)) is not None}
+    for site, pair in _weights(pairs, heads):
+        shape, (size, halves) = pair.reference.shape or (), heads[site.name]
+        if shape != pair.candidate[0].shape or not shape or shape[0] % size:
+            continue
+        rows = deinterleaved(shape, 0, size, halves=halves)
+        if agrees(reference.array(pair.reference), candidate.array(pair.candidate[0]), rows, EXACT):
+            for phase in ("weight", "grad", "grad_scaled", "weight_after"):
+                other = site._replace(phase=phase)
+                if other in pairs and _is_plain(pairs[other]):
+                    found[other] = rows
+    return found
+
+
+def _weights(pairs: Mapping[Site, Pair], names: Mapping[str, object]) -> Iterable[tuple[Site, Pair]]:
+    return [
+        (site, pair)
+        for site, pair in pairs.items()
+        if site.phase == "weight" and site.name in names and _is_plain(pair)
+    ]
+
+
+def _head(steps: Steps) -> tuple[int, bool] | None:
+    """The size of a head, and which way, where steps pull the pairs of a rotation apart along the last axis."""
+    if [step.kind for step in steps] != ["reshape", "permute", "reshape"]:
+        return None
+    size, halves = steps[0].shape[-2] * steps[0].shape[-1], steps[0].shape[-2] == 2 != steps[0].shape[-1]
+    same = deinterleaved(steps[2].shape, len(steps[2].shape) - 1, size, halves=halves)
+    return (size, halves) if steps == same else None
+
+
+def _undone(pair: Pair, steps: Steps) -> Pair:
+    said = ", then ".join(map(str, steps))
+    return replace(pair, candidate_steps=(*pair.candidate_steps, *steps), notes=(*pair.notes, f"{LIES}: {said}"))

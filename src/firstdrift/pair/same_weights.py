@@ -1,0 +1,140 @@
+"""Weights known by their numbers: the same under another name, in another layout, joined of several, or a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .conventions import is_bookkeeping, words_of
+from .moments import EXACT, Numbers, agree, apart, joined
+from .outline import Outline, Weight
+
+MOST_PARTS = 512  # of one tensor: a stack of experts
+
+
+@dataclass(slots=True)
+class SameWeights:
+    """Places of our weights with those of theirs. `whole` has ours that are several of theirs, `part` theirs that are
+    several of ours; each in the order in which they stand."""
+
+    one: dict[int, int] = field(default_factory=dict)
+    whole: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    part: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def ours(self) -> set[int]:
+        return {*self.one, *self.whole, *(n for parts in self.part.values() for n in parts)}
+
+    def theirs(self) -> set[int]:
+        return {*self.one.values(), *self.part, *(n for parts in self.whole.values() for n in parts)}
+
+    def links(self) -> Iterator[tuple[int, int]]:
+        """Every weight of ours with every one of theirs that holds numbers of it."""
+        yield from self.one.items()
+        yield from ((a, b) for a, parts in self.whole.items() for b in parts)
+        yield from ((a, b) for b, parts in self.part.items() for a in parts)
+
+
+def same_weights(ours: Outline, theirs: Outline) -> SameWeights:
+    """What numbers alone tell. Two tensors of a side with equal numbers are told apart by nothing here."""
+    found = SameWeights()
+    _one_to_one(ours, theirs, found)
+    left = [n for n in _speaking(ours) if n not in found.one]
+    taken = found.theirs()
+    right = [n for n in _speaking(theirs) if n not in taken]
+    found.whole.update(_made_of(ours, left, theirs, right))
+    taken = found.theirs()
+    left = [n for n in left if n not in found.whole]
+    found.part.update(_made_of(theirs, [n for n in right if n not in taken], ours, left))
+    return found
+
+
+def _speaking(side: Outline) -> list[int]:
+    """Weights whose numbers say which they are."""
+    return [
+        n
+        for n, one in enumerate(side.values)
+        if one is not None
+        and not one.is_constant
+        and one.size > 1
+        and not side.weights[n].is_alias
+        and not is_bookkeeping(side.weights[n].port)
+    ]
+
+
+def _one_to_one(ours: Outline, theirs: Outline, found: SameWeights) -> None:
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for side, places in ((0, _speaking(ours)), (1, _speaking(theirs))):
+        values = (ours, theirs)[side].values
+        for n in places:
+            groups.setdefault(_count(values[n]), ([], []))[side].append(n)
+    for left, right in groups.values():
+        if left and right:
+            a, b = [ours.values[n] for n in left], [theirs.values[n] for n in right]
+            fine = max([one.fine for one in (*a, *b) if one is not None], default=0.0)
+            close = apart(a, b) <= max(EXACT, 4 * fine)
+            alone = close & (close.sum(1, keepdims=True) == 1) & (close.sum(0, keepdims=True) == 1)
+            found.one.update((left[i], right[j]) for i, j in zip(*np.nonzero(alone), strict=True))
+
+
+def _count(one: Numbers | None) -> int:
+    return 0 if one is None else one.size
+
+
+def _made_of(
+    wholes: Outline, large: Sequence[int], others: Outline, small: Sequence[int]
+) -> dict[int, tuple[int, ...]]:  # fmt: skip
+    """Tensors of one side that are several of the other joined: siblings, next to each other."""
+    sums: dict[int, list[tuple[Numbers, tuple[int, ...]]]] = {}
+    counts = {_count(wholes.values[n]) for n in large}
+    for run in _families(others, small):
+        for parts in _stretches(run, others, counts):
+            total = joined([one for n in parts if (one := others.values[n]) is not None])
+            sums.setdefault(total.size, []).append((total, parts))
+    found: dict[int, tuple[int, ...]] = {}
+    for n in large:
+        value = wholes.values[n]
+        fits = {parts for total, parts in sums.get(_count(value), ()) if value is not None and agree(value, total)}
+        if len(fits) == 1:
+            found[n] = fits.pop()
+    used = [n for parts in found.values() for n in parts]
+    return {n: parts for n, parts in found.items() if all(used.count(one) == 1 for one in parts)}
+
+
+def _stretches(run: Sequence[int], side: Outline, counts: set[int]) -> Iterator[tuple[int, ...]]:
+    """Runs of siblings that have as many numbers together as some tensor that is looked for."""
+    most = max(counts, default=0)
+    for start in range(len(run)):
+        total = 0
+        for stop in range(start, min(len(run), start + MOST_PARTS)):
+            total += _count(side.values[run[stop]])
+            if total > most:
+                break
+            if stop > start and total in counts:
+                yield tuple(run[start : stop + 1])
+
+
+def _families(side: Outline, places: Iterable[int]) -> list[list[int]]:
+    """Tensors that may be parts of one: of one parent, or of names that differ in one number, in their order."""
+    groups: dict[object, list[int]] = {}
+    for n in places:
+        weight = side.weights[n]
+        rank = len(weight.record.shape or ())
+        for key in {_sibling(weight), _numbered(weight)}:
+            groups.setdefault((rank, weight.role, key), []).append(n)
+    return [run for run in groups.values() if len(run) > 1]
+
+
+def _sibling(weight: Weight) -> object:
+    return weight.name.rpartition(".")[0]
+
+
+def _numbered(weight: Weight) -> object:
+    """The name without its last number: what experts of one layer share."""
+    words = list(words_of(weight.name))
+    numbers = [place for place, word in enumerate(words) if word.isdecimal()]
+    if not numbers:
+        return None
+    words[numbers[-1]] = "#"
+    return tuple(words)

@@ -1,0 +1,101 @@
+"""Two sequences aligned: which of ours stands for which of theirs, in order, and how sure that is.
+
+Of all alignments that keep the order the one with the largest sum of scores is taken. How sure a pair is follows from
+the best alignment without it: if that is as good, nothing tells the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scores = NDArray[np.float64]
+
+
+class Aligned(NamedTuple):
+    """A pair of places, and by how much the best alignment that gives either of them to another is worse."""
+
+    ours: int
+    theirs: int
+    margin: float
+
+
+def align_sequences(scores: Scores) -> list[Aligned]:
+    """The best alignment in order. A score of 0 or less is no pair."""
+    if not scores.size:
+        return []
+    scores = np.maximum(scores, 0.0)
+    path = _path(scores, _best(scores))
+    return [Aligned(i, j, lead) for (i, j), lead in zip(path, margins(scores, path), strict=True)]
+
+
+def margins(scores: Scores, pairs: Sequence[tuple[int, int]]) -> list[float]:
+    """By how much the best alignment with each pair is better than the best that gives either of the two to another."""
+    if not pairs:
+        return []
+    scores = np.maximum(scores, 0.0)
+    before, after = _best(scores), _best(scores[::-1, ::-1])[::-1, ::-1]
+    through = np.where(scores > 0, before[:-1, :-1] + scores + after[1:, 1:], 0.0)
+    rows, columns = _two_best(through), _two_best(through.T)
+    found = []
+    for i, j in pairs:
+        rival = max(rows[i][1 if rows[i][2] == j else 0], columns[j][1 if columns[j][2] == i else 0])
+        found.append(float(through[i, j] - rival))
+    return found
+
+
+def _two_best(table: Scores) -> list[tuple[float, float, int]]:
+    """Of every row the best, the next best, and where the best is."""
+    if table.shape[1] < 2:
+        return [(row[0], 0.0, 0) for row in table]
+    first = table.argmax(1)
+    best = table[np.arange(len(table)), first]
+    rest = table.copy()
+    rest[np.arange(len(table)), first] = -np.inf
+    return list(zip(best.tolist(), rest.max(1).tolist(), first.tolist(), strict=True))
+
+
+def _best(scores: Scores) -> Scores:
+    """The best sum of any prefix of ours with any prefix of theirs."""
+    rows, columns = scores.shape
+    best = np.zeros((rows + 1, columns + 1))
+    for i in range(rows):
+        row = best[i + 1]
+        np.maximum(best[i, 1:], best[i, :-1] + scores[i], out=row[1:])
+        np.maximum.accumulate(row, out=row)
+    return best
+
+
+def _path(scores: Scores, best: Scores) -> list[tuple[int, int]]:
+    i, j = scores.shape
+    found = []
+    while i and j:
+        if best[i, j] == best[i - 1, j]:
+            i -= 1
+        elif best[i, j] == best[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            found.append((i, j))
+    return found[::-1]
+
+
+def _without(row: Scores, place: int) -> float:
+    others = np.delete(row, place)
+    return float(others.max()) if others.size else 0.0
+
+
+def mutual(scores: Scores) -> list[Aligned]:
+    """Pairs that are each other's best whatever the order, each with its lead over the next best of either side."""
+    if not scores.size:
+        return []
+    best = scores.argmax(1)
+    back = scores.argmax(0)
+    return [
+        Aligned(i, int(j), float(scores[i, j] - max(_without(scores[i], j), _without(scores[:, j], i), 0.0)))
+        for i, j in enumerate(best)
+        if back[j] == i and scores[i, j] > 0
+    ]
