@@ -5,50 +5,55 @@ What only some comparisons need is imported where they need it, so that one that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .compare.align import Selection, align
-from .compare.batches import Units
-from .compare.measuring import Measured, load_pair, load_recorded, measure_pairs
+from .compare.measuring import load_recorded, measure_pairs
 from .compare.pair_rows import PairRow, row_of_pair
-from .compare.pairs import Alignment, Pair, ReconcileError, apply_all
-from .compare.result import Cause, PairResult, Result, Verdict
+from .compare.result import Cause, PairResult, Result, Why
 from .compare.storage import as_stored
-from .dtypes import roundoff
+from .compare.updates import NOISIER
 from .errors import SelectionError
-from .judge.programs import is_torch_here, replays_for
+from .judge.case import Case, Chains, fold
+from .judge.graph import Graph
+from .judge.jump import by_jump
+from .judge.nan import refuse_nan
+from .judge.passes import BY_BYTES, case_of, judge, results_of
+from .judge.replay.programs import is_torch_here
+from .judge.truth import ask
+from .judge.weakest import proves
 from .opening import open_trace
-from .outcome import Compared, compose, shown
+from .outcome import Compared, compose
+from .pair.align import Selection, align
+from .pair.batches import Units
+from .pair.pairs import Alignment, Pair, ReconcileError, apply_all
+from .report.reasons import reason_of
 from .sites import Site
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
 from .traces import Array, Trace, unchanged
-from .verdict.graph import Graph
-from .verdict.introduced import Introduced, settle
-from .verdict.judge import judge
-from .verdict.limits import Limits
-from .verdict.noise import least_limit
-from .verdict.readers import settle_edges
-from .verdict.reasons import CALIBRATED, LAYOUT
 
 if TYPE_CHECKING:
     from .causes.evidence import Evidence
-    from .compare.mapping import Mapping
-    from .judge.replays import Replays
-    from .verdict.arbiter import Truth
+    from .judge.replay.replays import Replays
+    from .pair.mapping import Mapping
 
     Map = Mapping | str | PathLike[str] | dict[str, Json]
 
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
-BEHIND_DRIFT = 1 << 24  # elements that are replayed behind a drift, to tell whether it is the only one
+GENERAL = frozenset({  # labels that say little of why
+    "unknown", "gradient-formula", "loss-formula", "scale", "offset", "changed-call", "skipped-op",
+})  # fmt: skip
+LIKELY = 0.3  # confidence, below which somebody else is asked
 USUAL = 0.1  # of what noise can be at most, it usually is
 
 
@@ -59,6 +64,7 @@ class Opened:
     reference: Trace
     candidate: Trace
     alignment: Alignment
+    meant: tuple[str, ...] = ()  # settings that a map lets differ
 
 
 def align_traces(
@@ -73,11 +79,12 @@ def align_traces(
         from .formats.npy_steps import check_same_probes
 
         check_same_probes(ours, theirs)
-    mapping = _read_map(map) if isinstance(map, str | PathLike | dict) else map
+    mapping = None if map is None else _read_map(map)
     units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
     selection = Selection(_globs(only), _globs(phases), _globs(ignore))
     alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
-    return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)))
+    meant = () if mapping is None else tuple(mapping.meant)
+    return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)), meant)
 
 
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
@@ -110,6 +117,8 @@ def diff(
     """
     if rule not in ("noise", "jump"):
         raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
+    if isinstance(abs_floor, bool) or not isinstance(abs_floor, Real) or not 0 <= abs_floor < inf:
+        raise SelectionError(f"abs_floor {abs_floor!r} is no finite number from 0; differences below it pass")
     opened = align_traces(
         reference, candidate, map=map, only=only, phases=phases, ignore=ignore, batch=batch, order=order,
         reference_reduction=reference_reduction, candidate_reduction=candidate_reduction,
@@ -129,118 +138,101 @@ def _compared(
     if verify:
         ours = ours.with_problems(compare_checksums(ours))
         theirs = theirs.with_problems(compare_checksums(theirs))
-    alignment = opened.alignment
+    alignment, (allow_missing, allow_nan) = opened.alignment, allowed
     measured = list(measure_pairs(alignment.pairs, ours, theirs, advance or (lambda nbytes: None)))
     graph = Graph(ours, alignment.pairs)
-    truths = _truths(measured, ours, theirs, truth) if truth is not None else None
-    judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs), truths)
-    compared = Compared(ours, theirs, alignment, graph)
-    replays, notes = None, []
+    truths = None if truth is None else ask(measured, ours, theirs, truth)
+    case = case_of(ours, theirs, alignment, measured, graph, truths)
     if rule == "jump":
-        from .verdict.jump import judge_by_jump
-
-        judged = judge_by_jump(measured, judged, abs_floor)
-    elif truths is None:
-        doubted = [result for result in judged if _is_in_doubt(result)]
-        asked = [result.site for result in doubted]
-        replays = replays_for(ours, theirs, alignment.pairs, asked)
-        if asked and not is_torch_here():
-            notes.append(_without_torch(len(asked)))
-        layouts = {result.site: result.reason for result in judged if result.reason.startswith(LAYOUT)}
-        introduced = {} if replays is None else _introduced(replays, doubted, measured, graph)
-        judged = settle(judged, introduced, graph, layouts)
-        judged = _at_readers(judged, lambda pair: load_pair(pair, ours, theirs))
-    why = partial(_explain, compared=compared, replays=replays) if explain else None
-    allow_missing, allow_nan = allowed
-    return compose(judged, measured, compared, allow_missing, why, notes, allow_nan)
+        chains = fold(case, {}, (*BY_BYTES, by_jump(abs_floor), refuse_nan(allow_nan)))
+    else:
+        case, chains = judge(case, allow_nan, opened.meant)
+    notes = _without_torch(case, chains) if rule == "noise" and truth is None else []
+    judged = with_reasons(results_of(case, chains))
+    compared, measured = Compared(ours, theirs, case.alignment, graph), list(case.items.values())
+    why = partial(_explain, compared=compared, case=case) if explain else None
+    proven = None if rule == "jump" else partial(proves, case, chains)
+    return compose(judged, measured, compared, allow_missing, why, notes, case.settings, proven)
 
 
-def _without_torch(doubts: int) -> str:
+def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:
+    """The pairs with what decided their verdicts in English."""
+    return [replace(result, reason=reason_of(result)) for result in judged]
+
+
+def _without_torch(case: Case, chains: Chains) -> list[str]:
+    """What the program would have been asked, where it cannot be run."""
+    doubts = sum(any(one.why is Why.DOUBT for one in chain) for chain in chains.values())
+    if case.replays is not None or not doubts or is_torch_here():
+        return []
     pairs = "1 pair in doubt was" if doubts == 1 else f"{doubts} pairs in doubt were"
-    return (
+    return [
         f"{pairs} judged by limits alone; install firstdrift[torch] to run the reference's operations on their inputs"
-    )
+    ]
 
 
-def _at_readers(judged: Sequence[PairResult], load: Callable[[Pair], tuple[Array, Array]]) -> list[PairResult]:
-    """Drifts of what modules are fed, named at the innermost that reads it."""
-    results = {result.site: result for result in judged}
-    settle_edges(results, [result.site for result in judged if result.verdict is Verdict.DRIFT], load)
-    return list(results.values())
-
-
-def _truths(measured: Sequence[Measured], ours: Trace, theirs: Trace, truth: Trace) -> dict[Site, Truth]:
-    from .verdict.arbiter import ask
-
-    return ask(measured, ours, theirs, truth)
-
-
-def _introduced(
-    replays: Replays, doubted: Sequence[PairResult], measured: Sequence[Measured], graph: Graph
-) -> dict[Site, Introduced]:
-    """What the reference's program says of the pairs that the one pass over their bytes left in doubt.
-
-    Behind a drift all differ, and the nearest say whether it is the only one: further ones are left to the limits.
-    """
-    from .judge.introducing import between, introduced_at
-
-    items = {item.pair.site: item for item in measured}
-    limits = Limits(items, graph)
-    found: dict[Site, Introduced] = {}
-    left, drifted = BEHIND_DRIFT, False
-    with replays.running():
-        for result in doubted:
-            site, pair = result.site, result.pair
-            left -= pair.count if drifted else 0
-            if left < 0:
-                break
-            own = introduced_at(pair, replays, limits.local(items[site], limits.producers(site)))
-            if own is not None:
-                drifted |= own.beyond_noise
-                by = between(pair.reference.site, replays, shown) if own.beyond_noise else ""
-                found[site] = replace(own, between=by)
-    return found
-
-
-def _is_in_doubt(result: PairResult) -> bool:
-    """Whether a replay could change what is said of a pair: not of what is given, nor of layouts and calibrations,
-    which know more."""
-    known = result.reason.startswith(LAYOUT) or CALIBRATED in result.reason
-    is_made = result.site.phase not in ("input", "weight")
-    return result.measurement is not None and is_made and not known and not _is_clearly_clean(result)
-
-
-def _is_clearly_clean(result: PairResult) -> bool:
-    """Whether the one pass over its bytes has shown that a pair is equal, or as close as any operation leaves it, and
-    what it was computed from was found clean."""
-    found = result.measurement
-    if found is None or result.verdict not in (Verdict.SAME, Verdict.NOISE):
-        return False
-    if found.bit_equal:
-        return True
-    unit = roundoff(result.pair.reference.dtype, *(record.dtype for record in result.pair.candidate))
-    return found.nonfinite_agree and found.rel_l2 is not None and found.rel_l2 <= least_limit(unit, found.compared)
-
-
-def _explain(result: PairResult, compared: Compared, replays: Replays | None) -> Cause | None:
+def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None:
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from .causes.gathering import Runs, gather
-    from .causes.hypotheses import explain
-    from .causes.table import TABLE
 
     pairs = {pair.site: pair for pair in compared.alignment.pairs}
     facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
     facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
     facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
-    evidence = gather(result.site, runs, USUAL * (result.limit or 0.0))
+    evidence = gather(result.site, runs, USUAL * usual_limit(result, case))
     if evidence is None:
         return None
-    replayed = None if replays is None else _replayed(evidence, result.pair, replays)
-    return explain(replayed or evidence, TABLE)
+    replayed = None if case.replays is None else replayed_evidence(evidence, result.pair, case.replays)
+    return explained_by_both(replayed or evidence, result.pair, case.replays)
 
 
-def _replayed(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
+def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -> Cause:
+    """The cause of a drift: a relation between tensors that has a name for it, else the smallest change of the
+    reference's program."""
+    from .causes.hypotheses import explain
+    from .causes.table import TABLE
+
+    cause = explain(evidence, TABLE)
+    vague = cause.label in GENERAL or cause.confidence < LIKELY
+    changed = smallest_change(evidence, pair, replays) if vague and replays is not None else None
+    return cause if changed is None else changed
+
+
+def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:
+    """The smallest change of the reference's program that gives what the candidate has."""
+    from .explain.engine import Asked, answer
+    from .explain.telling import cause_of
+
+    site = _made_at(pair.reference.site, replays)
+    before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
+
+    def brought(whole: Array) -> Array:
+        part = apply_all(whole, pair.reference_steps)
+        return part if before is None else np.subtract(part, before)
+
+    found = answer(Asked(site, replays, evidence.found, evidence.noise, brought))
+    return None if found is None else cause_of(found, evidence)
+
+
+def _made_at(site: Site, replays: Replays) -> Site:
+    """Where the tensor of a site was made that was only handed on to it, by both sides."""
+    first = replays.first(site)
+    ours, theirs = replays.theirs.array(first), replays.theirs.array(site)
+    return first if ours is not None and theirs is not None and np.array_equal(ours, theirs) else site
+
+
+def usual_limit(result: PairResult, case: Case) -> float:
+    """What noise explains of an operation of this kind: causes are told by errors far above that of one."""
+    item = case.items.get(result.site)
+    if item is None or item.measurement is None:
+        return result.limit or 0.0
+    if item.update is not None:
+        return max(item.update.open, NOISIER * item.update.noise)
+    return case.limits.local(item, case.limits.producers(result.site))
+
+
+def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
     from .causes.gathering import with_replay
     from .program.interpreter import NotReplayableError
@@ -253,14 +245,20 @@ def _replayed(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | No
             if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
                 return None
             before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
-            return with_replay(evidence, expected, found, before, replays.inputs(site))
+            cut = [step for step in pair.reference_steps if step.kind == "slice"]
+            inputs = {port: apply_all(array, cut) for port, array in replays.inputs(site).items()}
+            return with_replay(evidence, expected, found, before, inputs)
         except (NotReplayableError, ReconcileError):
             return None
 
 
 def _globs(given: Globs) -> tuple[str, ...]:
     """One glob alone is a list of one: its letters are none."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    globs = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise SelectionError(f"{glob!r} is a {type(glob).__qualname__}; give a glob, or several")
+    return globs
 
 
 def assert_same(
@@ -285,10 +283,16 @@ def assert_same(
     return result
 
 
-def _read_map(given: str | PathLike[str] | dict[str, Json]) -> Mapping:
-    from .compare.mapping import parse_map, read_map
+def _read_map(given: Map) -> Mapping:
+    from .pair.mapping import Mapping, parse_map, read_map
 
-    return parse_map(encode(given)) if isinstance(given, dict) else read_map(Path(given))  # JSON is YAML, too
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, dict):
+        return parse_map(encode(given))  # JSON is YAML, too
+    if isinstance(given, str | PathLike):
+        return read_map(Path(given))
+    raise SelectionError(f"map is a {type(given).__qualname__}; give a mapping file, or a dict of what one says")
 
 
 def _open(source: Source, order: str | PathLike[str] | None) -> Trace:

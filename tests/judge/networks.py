@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.measuring import measure_pairs
 from firstdrift.comparison import align_traces
-from firstdrift.judge.introducing import introduced_at
-from firstdrift.judge.programs import replays_for
-from firstdrift.verdict.graph import Graph
-from firstdrift.verdict.limits import Limits
+from firstdrift.dtypes import roundoff
+from firstdrift.judge.replay.introducing import introduced_at
+from firstdrift.judge.replay.programs import replays_for
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -129,12 +127,10 @@ def replays_of(reference, candidate):
 def introduced(reference, candidate):
     """What every site's own operation added, by site, wherever it can be replayed; and the sites that cannot be."""
     replays, opened, made = replays_of(reference, candidate)
-    pairs = opened.alignment.pairs
-    items = {item.pair.site: item for item in measure_pairs(pairs, opened.reference, opened.candidate)}
-    limits = Limits(items, Graph(opened.reference, pairs))
+    pairs = {pair.site: pair for pair in opened.alignment.pairs}
     with replays.running():
         found = {
-            site: introduced_at(items[site].pair, replays, limits.local(items[site], limits.producers(site)))
+            site: introduced_at(pairs[site], replays, roundoff(*(one.dtype for one in pairs[site].candidate)))
             for site in made
         }
     return {site: one for site, one in found.items() if one is not None}, [s for s in made if found[s] is None]
@@ -142,7 +138,7 @@ def introduced(reference, candidate):
 
 def standing_out(found):
     """The places whose own error noise does not explain."""
-    return {(site.phase, site.name, site.port) for site, one in found.items() if one.beyond_noise}
+    return {(site.phase, site.name, site.port) for site, one in found.items() if one.beyond}
 
 
 def bare(path, target):

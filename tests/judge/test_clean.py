@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from .networks import NETWORKS, OPTIMIZERS, introduced, made, record, standing_out
+from .networks import NETWORKS, introduced, made, record, standing_out
 
 DTYPES = {"f64": torch.float64, "bf16": torch.bfloat16}
 
@@ -15,34 +15,25 @@ def in_dtype(model, x, dtype):
 
 
 CASES = [
-    *((network, train, "SGD", dtype) for network in NETWORKS for train in (False, True) for dtype in DTYPES),
-    *(("mlp", True, optimizer, "f64") for optimizer in OPTIMIZERS),
+    *((network, False, "SGD", dtype) for network in NETWORKS for dtype in DTYPES),
+    *((network, True, "SGD", "bf16") for network in ("mlp", "conv")),
+    *((network, True, "SGD", "f64") for network in ("decoder", "lstm")),
+    *(("mlp", True, optimizer, "f64") for optimizer in ("Adam", "AdamW")),
 ]
 
 
 @pytest.mark.parametrize(("network", "train", "optimizer", "dtype"), CASES)
 def test_nothing_stands_out_in_a_right_candidate_of_another_precision(network, train, optimizer, dtype, tmp_path):
     model, x, y = made(network)
-    record(copy.deepcopy(model), x, y, tmp_path / "ref", optimizer, steps=2, train=train)
+    record(copy.deepcopy(model), x, y, tmp_path / "ref", optimizer, train=train)
     other, fed = in_dtype(model, x, DTYPES[dtype])
-    record(other, fed, y, tmp_path / "cand", optimizer, steps=2, train=train)
+    record(other, fed, y, tmp_path / "cand", optimizer, train=train)
     found, left = introduced(tmp_path / "ref", tmp_path / "cand")
     assert not standing_out(found)
     assert not [site for site in left if not site.port.startswith("out.1")]  # of states that nothing reads
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_right_candidate_is_as_far_from_float64_as_the_ladder_says(network, tmp_path):
-    model, x, y = made(network)
-    record(copy.deepcopy(model), x, y, tmp_path / "ref")
-    record(copy.deepcopy(model), x, y, tmp_path / "cand")
-    for site, one in introduced(tmp_path / "ref", tmp_path / "cand")[0].items():
-        # What the rounding of a weight dominates, or what is zero in exact arithmetic, has a floor of its own.
-        if site.phase != "weight_after" and one.limit < 1e-3:
-            assert one.error < 25 * 2.0**-24, site
-
-
-@pytest.mark.parametrize("network", ["mlp", "conv", "decoder"])
+@pytest.mark.parametrize("network", ["mlp", "conv"])
 def test_a_bfloat16_reference_is_understood_too(network, tmp_path):
     model, x, y = made(network)
     other, fed = in_dtype(model, x, torch.bfloat16)

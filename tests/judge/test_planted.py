@@ -106,18 +106,18 @@ def test_exactly_the_planted_gradient_stands_out(plant, expected, tmp_path):
 
 
 STEPS = [
-    ("SGD", lambda p: torch.optim.SGD(p, 0.11, momentum=0.9, nesterov=True, weight_decay=0.01)),
-    ("SGD", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01)),
-    ("Adam", lambda p: torch.optim.AdamW(p, weight_decay=0.5)),
-    ("AdamW", lambda p: torch.optim.AdamW(p, eps=1e-5)),
+    ("SGD", lambda p: torch.optim.SGD(p, 0.11, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
+    ("SGD", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01), 1),
+    ("Adam", lambda p: torch.optim.AdamW(p, weight_decay=0.5), 1),
+    ("AdamW", lambda p: torch.optim.AdamW(p, eps=1e-5), 1),
 ]
 
 
-@pytest.mark.parametrize(("reference", "candidate"), STEPS)
-def test_a_wrong_step_stands_out_at_the_weights_alone(reference, candidate, tmp_path):
+@pytest.mark.parametrize(("reference", "candidate", "steps"), STEPS)
+def test_a_wrong_step_stands_out_at_the_weights_alone(reference, candidate, steps, tmp_path):
     model, x, y = made("mlp")
-    record(copy.deepcopy(model), x, y, tmp_path / "ref", reference, steps=2)
-    record(copy.deepcopy(model), x, y, tmp_path / "cand", candidate, steps=2)
+    record(copy.deepcopy(model), x, y, tmp_path / "ref", reference, steps)
+    record(copy.deepcopy(model), x, y, tmp_path / "cand", candidate, steps)
     found = standing_out(introduced(tmp_path / "ref", tmp_path / "cand")[0])
     assert {phase for phase, _, _ in found} <= {"weight_after", "optim"}
     assert len([one for one in found if one[0] == "weight_after"]) == 10
@@ -174,6 +174,4 @@ def test_an_error_is_placed_in_runs_of_which_only_numbers_are_known(tmp_path):
     record(model, x, y, tmp_path / "cand", lambda p: torch.optim.SGD(p, 0.1))
     found, _ = introduced(bare(tmp_path / "ref", tmp_path / "a"), bare(tmp_path / "cand", tmp_path / "b"))
     assert standing_out(found) == {("fwd", "3", "out"), ("agrad", "2", "out"), ("grad", "3", "weight")}
-    assert {one.how for site, one in found.items() if site.phase == "fwd"} == {
-        "replayed in float64, operation: inferred"
-    }
+    assert all(one.inferred for site, one in found.items() if site.phase == "fwd")

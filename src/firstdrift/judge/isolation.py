@@ -7,24 +7,26 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._kernels import measure
-from ..compare.pairs import Alignment
+from ..arrays import wide
 from ..compare.result import Verdict
 from ..dtypes import roundoff
 from ..errors import SelectionError
+from ..pair.pairs import Alignment
 from ..program.calls import Call
 from ..program.interpreter import NotReplayableError
 from ..sites import Site
 from ..traces import Array, Trace, unchanged
-from ..verdict.introduced import is_other_mask
-from ..verdict.ladder import LONG_LIMIT, SHORT_LIMIT, is_short
-from ..verdict.noise import GAIN_MARGIN
-from .programs import replays_for
-from .replays import Replays
+from .noise import Excess, excess_of
+from .replay.introducing import DRIFT, is_other_mask
+from .replay.programs import replays_for
+
+if TYPE_CHECKING:
+    from .replay.replays import Replays
 
 SCHEMA = "firstdrift-isolate-v1"
 INSTEAD = (
@@ -40,8 +42,9 @@ class Figures:
     `introduced` is how far the candidate is from what the reference's calls and weights make of the candidate's own
     inputs, `own` the same with the candidate's weights where those differ; `inherited` is how far that in turn is from
     what they make of the reference's inputs. Weights that an earlier step has made are inputs like others. `reference`
-    is how far the reference is from its own float64 result, and `noise` how large `introduced` may be in a right
-    candidate. `fed` is the largest error of the inputs.
+    is how far the reference is from its own float64 result. `noise` is how large an error may be in a right candidate,
+    in the part of the tensor where it is furthest beyond that: by so many `times`, and `own_times` with own weights.
+    `fed` is the largest error of the inputs.
     """
 
     site: Site
@@ -53,16 +56,23 @@ class Figures:
     reference: float
     noise: float
     fed: float
+    times: float
+    own_times: float | None
 
     @property
     def is_right(self) -> bool:
         """Whether noise explains what was introduced."""
-        return self.introduced <= self.noise
+        return self.times <= 1
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it is beyond noise without a doubt."""
+        return not self.times <= DRIFT
 
     @property
     def is_right_with_own_weights(self) -> bool:
         """Whether noise explains it once the candidate's own weights are granted."""
-        return self.is_right or (self.own is not None and self.own <= self.noise)
+        return self.is_right or (self.own_times is not None and self.own_times <= DRIFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +162,37 @@ def _figures(site: Site, replays: Replays) -> Figures | None:
 def _measured(site: Site, replays: Replays) -> Figures | None:
     theirs, granted = replays.theirs.array(site), replays.run(site, replays.with_reference_weights)
     ours, exact = replays.reference.array(site), replays.run(site, lambda wanted: None)
-    own, rounded = (replays.run(site, replays.theirs.array, exact=one) for one in (True, False))
+    own = replays.run(site, replays.theirs.array)
     if theirs is None or granted is None or exact is None or own is None or granted.shape != theirs.shape:
         return None
     if replays.draws(site) and is_other_mask(granted, theirs):
         return None  # the candidate drew other numbers, and which is not on record
     pair = replays.theirs.first(site)
-    unit = roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
-    noise = unit * (SHORT_LIMIT if is_short(unit) else LONG_LIMIT)
-    noise += 0.0 if rounded is None else GAIN_MARGIN * relative(own, rounded)
-    with_own = None if np.array_equal(own, granted, equal_nan=True) else relative(own, theirs)
+    excess = _excess(site, replays, granted, theirs)
+    if excess is None:
+        return None
+    same = np.array_equal(own, granted, equal_nan=True)
+    with_own = None if same else _excess(site, replays, own, theirs)
     fed = [relative(*both) for both in _given(site, replays)]
     return Figures(
-        site, _operation(site, replays), relative(ours, theirs), relative(exact, granted), relative(granted, theirs),
-        with_own, relative(exact, ours), noise, max(fed, default=0.0),
+        pair.site._replace(sample=None), _operation(site, replays), relative(ours, theirs), relative(exact, granted),
+        relative(granted, theirs), None if with_own is None else relative(own, theirs), relative(exact, ours),
+        excess.limit, max(fed, default=0.0), excess.times, None if with_own is None else with_own.times,
     )  # fmt: skip
+
+
+def _excess(site: Site, replays: Replays, expected: Array, found: Array) -> Excess | None:
+    """How far a tensor is beyond the noise of its calls: around what the calls make of either side's weights."""
+    if not measure(expected, found, full=False).nonfinite_agree:
+        return Excess("the whole", inf, 0.0, inf, 0)
+    own = replays.run(site, replays.theirs.array)
+    unit = roundoff(*(record.dtype for record in replays.theirs.first(site).candidate))
+
+    def draw(seed: int) -> Array | None:
+        drawn = replays.drawn(site, seed)
+        return None if drawn is None or own is None else wide(expected) + (wide(drawn) - wide(own))
+
+    return excess_of(expected, found, unit, draw)
 
 
 def _given(site: Site, replays: Replays) -> Iterator[tuple[Array, Array]]:
@@ -196,21 +222,25 @@ def _operation(site: Site, replays: Replays) -> str:
 def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:
     shown = module or "the model"
     outputs = [one for one in figures if one.site.phase == "fwd"]
-    judged = [one for one in figures if one.noise < 1]
+    judged = list(figures)
     if not outputs or not judged:
         sentence = f"{shown} cannot be replayed from these files: {why}; {INSTEAD}"
         return Isolated(module, op, figures, Verdict.INCONCLUSIVE, "unknown", sentence, 2)
-    wrong = [one for one in judged if not one.is_right]
+    wrong = [one for one in judged if one.is_wrong]
     made_by = op or outputs[0].operation
+    if not wrong and (doubted := [one for one in judged if not one.is_right]):
+        first = doubted[0]
+        sentence = f"{shown} is next to noise at {first.site}: error {first.introduced:.1e}, noise {first.noise:.1e}"
+        return Isolated(module, op, figures, Verdict.INCONCLUSIVE, "unknown", sentence, 2)
     if not wrong:
-        came = any(max(one.inherited, one.fed) > one.noise for one in judged)
+        came = any(max(one.inherited, one.fed) > max(one.noise, one.reference) for one in judged)
         tail = "the error came in" if came else "and nothing wrong came in"
         sentence = f"{shown} itself is right: {tail}" if came else f"{shown} itself is right, {tail}"
         return Isolated(module, op, figures, Verdict.NOISE, "none", sentence, 0)
     if all(one.is_right_with_own_weights for one in wrong):
         sentence = f"the weights of {shown} differ; with the candidate's own weights it is right"
         return Isolated(module, op, figures, Verdict.DRIFT, "weights", sentence, 1)
-    worst = max((one for one in wrong if not one.is_right_with_own_weights), key=lambda one: one.introduced / one.noise)
+    worst = max((one for one in wrong if not one.is_right_with_own_weights), key=lambda one: one.times)
     what = f"{shown} computes something else than the reference's {made_by}"
     if worst.site.phase != "fwd" and not any(one.site.phase == "fwd" for one in wrong):
         what = f"the backward of {shown} computes something else than that of the reference's {made_by}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..compare.pairs import Unmatched
-from ..compare.result import Cause, Result, Verdict
+from ..compare.result import Cause, Effect, Result, SettingResult, Verdict
+from ..pair.pairs import Unmatched
 from ..sites import Site
+from .reasons import proof_of, setting_in_words
 from .table import Paint, table
 from .words import confidence, fit, number_of, place, printable, wrap
 
@@ -15,7 +17,11 @@ WIDTH = 80
 LABEL = 15  # columns of "introduced by" and two spaces
 ROWS = 100  # lines of the table, unless asked otherwise
 SITES = 5  # sites listed under one reason, unless asked otherwise
+BLOCK = 10  # lines of one list of sites
+NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?=[.:])|(?<=-)[0-9]+")
+NEXT = "next: firstdrift diff REF CAND --write-map map.yml, edit it and give it by --map; or --allow-missing GLOB"
 COULD_NOT_TELL = 2  # the exit code
+RENAMED = 3  # names shown that differ
 RECONCILED = 3  # kinds of reconciliation named in the head
 
 _COLOURS = {
@@ -48,14 +54,17 @@ def render(
     if quiet:
         return paint(printable(_sentence(result)), _mood(result))
     rows = table(result, ranked=ranked, limit=ROWS if limit is None else limit, width=width, paint=paint)
+    most = None if limit is None else max(limit, 1)
     sites = SITES if limit is None else max(limit, 1)
     blocks = [
         _head(result, width, paint),
         rows,
-        _sites("only in the reference", result.reference_only, sites, width),
-        _sites("only in the candidate (does not change the verdict)", result.candidate_only, sites, width),
-        _sites("ignored", result.ignored, sites, width),
+        _sites("only in the reference", result.reference_only, most, width, NEXT),
+        _sites("only in the candidate (does not change the verdict)", result.candidate_only, most, width),
+        _sites("computed inside something else (explained, not covered)", result.absorbed, most, width),
+        _sites("ignored", result.ignored, most, width),
         _flips(result, sites, width),
+        _exceptions(result, sites, width),
         _counts(result, width),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -89,12 +98,20 @@ def _mood(result: Result) -> Verdict:
 
 def _head(result: Result, width: int, paint: Paint) -> list[str]:
     lines = [paint(line, _mood(result)) for line in wrap(_sentence(result), width, "", "  ")]
-    facts = [*_first_drift(result), *_cause(result.cause), *_coverage(result)]
+    facts = [*_settings(result), *_first_drift(result), *_cause(result.cause), *_coverage(result)]
     facts += [("problem", problem) for problem in result.problems]
     facts += [("note", note) for note in result.notes]
     for label, said in facts:
         lines += wrap(said, width, f"{label:<{LABEL}}", " " * LABEL)
     return lines
+
+
+def _settings(result: Result) -> list[tuple[str, str]]:
+    """What the two sides state differently, one line for each setting and what comes of it."""
+    alike: dict[tuple[str, str, str, Effect], list[SettingResult]] = {}
+    for one in result.settings:
+        alike.setdefault((one.key, repr(one.reference), repr(one.candidate), one.effect), []).append(one)
+    return [("setting" if not number else "", setting_in_words(same)) for number, same in enumerate(alike.values())]
 
 
 def _first_drift(result: Result) -> list[tuple[str, str]]:
@@ -127,6 +144,11 @@ def _coverage(result: Result) -> list[tuple[str, str]]:
     matched = Counter(pair.pair.matched for pair in result.pairs if pair.pair.candidate)
     if matched.keys() - {"name"}:
         facts.append(("matched", ", ".join(f"{count:,} by {how}" for how, count in matched.most_common())))
+    renamed = [match for match in result.matches if match.candidate != (match.name,)]
+    if renamed:
+        some = [f"{match.name} = {' + '.join(match.candidate)}" for match in renamed[:RENAMED]]
+        more = f"; {len(renamed) - RENAMED:,} more in result.matches and --json" if renamed[RENAMED:] else ""
+        facts.append(("names", f"reference = candidate: {', '.join(some)}{more}"))
     return [*facts, *_reconciled(result), ("graph", result.graph)]
 
 
@@ -145,20 +167,51 @@ def _reconciled(result: Result) -> list[tuple[str, str]]:
     return [("reconciled", "; ".join([*said, *([f"{number_of(more, 'more kind')}"] if more else [])]))]
 
 
-def _sites(title: str, items: Sequence[Unmatched], limit: int, width: int) -> list[str]:
-    """Sites without a pair, by reason."""
+def _sites(title: str, items: Sequence[Unmatched], limit: int | None, width: int, command: str = "") -> list[str]:
+    """Sites without a pair, by reason; unless a limit is asked for, no more than ten lines, each for all
+    sites that differ in numbers alone."""
     if not items:
         return []
     by_reason: dict[str, list[Site]] = {}
     for item in items:
-        by_reason.setdefault(item.reason, []).append(item.site)
+        by_reason.setdefault(_without_own_name(item), []).append(item.site)
     several = len({item.site.step for item in items}) > 1
-    lines = [f"{title}: {number_of(len(items), 'site')}"]
+    lines: list[str] = []
     for reason, sites in by_reason.items():
         count = f" ({len(sites):,})" if len(by_reason) > 1 else ""
         lines += wrap(f"{reason or 'no reason was given'}{count}", width, "  ", "  ")
-        lines += _listed((_where(site, several) for site in sites[:limit]), len(sites) - limit, width)
-    return lines
+        places = [_where(site, several) for site in sites]
+        folded = _folded(places) if limit is None else places
+        most = SITES if limit is None else limit
+        shown = sum(count_of for _, count_of in _counted(folded[:most], places)) if limit is None else most
+        lines += _listed(folded[:most], len(places) - shown, width)
+    said = [f"{title}: {number_of(len(items), 'site')}"]
+    room = BLOCK - 1 - bool(command)
+    if limit is None and len(lines) > room:
+        lines = [*lines[: room - 1], f"    ... --limit {len(items)} or --json lists all"]
+    return [*said, *lines, *(wrap(command, width, "  ", "  ") if command else [])]
+
+
+def _without_own_name(item: Unmatched) -> str:
+    """The reason, the same for all names where it only repeats the site's own."""
+    return item.reason.replace(f"nothing named {item.site.name!r}", "nothing of this name")
+
+
+def _folded(places: Sequence[str]) -> list[str]:
+    """Places that differ in numbers alone, as one with their number."""
+    return [f"{one} ({count:,} sites)" if count > 1 else one for one, count in _families(places).items()]
+
+
+def _counted(folded: Sequence[str], places: Sequence[str]) -> list[tuple[str, int]]:
+    return list(zip(folded, _families(places).values(), strict=False))
+
+
+def _families(places: Sequence[str]) -> dict[str, int]:
+    """Patterns of places with how many there are; a place that is alone keeps its numbers."""
+    patterns = [NUMBER.sub("{}", place) for place in places]
+    counted = Counter(patterns)
+    named = [one if counted[pattern] == 1 else pattern for one, pattern in zip(places, patterns, strict=True)]
+    return dict(Counter(named))
 
 
 def _listed(places: Iterable[str], more: int, width: int) -> list[str]:
@@ -173,6 +226,19 @@ def _flips(result: Result, limit: int, width: int) -> list[str]:
     sites = [pair.site for pair in result.flips]
     lines = [f"flips, decisions at a near-tie that noise turned: {number_of(len(sites), 'site')}"]
     return lines + _listed((_where(site, several) for site in sites[:limit]), len(sites) - limit, width)
+
+
+def _exceptions(result: Result, limit: int, width: int) -> list[str]:
+    """What is green by an exception, with its proof."""
+    proven = [(pair, said) for pair in result.pairs if (said := proof_of(pair)) is not None]
+    if not proven:
+        return []
+    several = _several_steps(result)
+    lines = [f"green by an exception that was proven here: {number_of(len(proven), 'pair')}"]
+    for pair, said in proven[:limit]:
+        lines += wrap(f"{_where(pair.site, several)}: {pair.why}; {said}", width, "    ", "      ")
+    more = len(proven) - limit
+    return [*lines, f"    ... {more:,} more; --limit {len(proven)} or --json has them"] if more > 0 else lines
 
 
 def _counts(result: Result, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from math import isfinite, isnan, prod
 from unicodedata import combining, east_asian_width
 
 from .._kernels import Measurement, Region
-from ..compare.pairs import Pair
+from ..pair.pairs import Pair
 from ..sites import Site
 
 Number = int | float

@@ -1,0 +1,93 @@
+"""What the passes of the judge are told: two traces, how they line up, what was measured, and the program to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..compare.measuring import Measured, load_recorded
+from ..compare.result import Finding, SettingResult, Verdict, Why
+from ..dtypes import roundoff
+from ..pair.pairs import Alignment, Pair
+from ..sites import Site
+from ..store.layout import PROGRAM
+from ..traces import Array, Trace
+from .apriori.limits import Limits
+from .graph import Graph
+
+if TYPE_CHECKING:
+    from .replay.replays import Own, Replays
+    from .truth import Truth
+
+Chain = tuple[Finding, ...]
+Chains = Mapping[Site, Chain]  # what was decided of every pair so far, in causal order of pairs
+Findings = Mapping[Site, Finding]
+Pass = Callable[["Case", Chains], Findings]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two aligned traces with their measurements. `replays` runs the reference's program, where there is one and a pair
+    is in doubt; `finest` is a unit roundoff that nothing is judged more finely by."""
+
+    reference: Trace
+    candidate: Trace
+    alignment: Alignment
+    items: Mapping[Site, Measured]  # in causal order
+    graph: Graph
+    limits: Limits
+    truths: Mapping[Site, Truth] = field(default_factory=dict)
+    replays: Replays | None = None
+    finest: float = 0.0
+    own: Own | None = None  # the candidate's program, where it is not beside its trace
+    settings: tuple[SettingResult, ...] = ()  # that the two sides state differently
+
+    def load(self, pair: Pair) -> tuple[Array, Array]:
+        """Both tensors of a pair, brought together."""
+        return load_recorded(pair, self.reference, self.candidate)
+
+    @property
+    def has_program(self) -> bool:
+        """Whether the reference recorded its calls."""
+        return self.reference.format == "trace" and (self.reference.path / PROGRAM).is_file()
+
+    def unit(self, pair: Pair) -> float:
+        """The roundoff of what the candidate stores."""
+        return max(self.finest, roundoff(*(record.dtype for record in pair.candidate)))
+
+
+def last(chains: Chains, site: Site) -> Finding | None:
+    """The last word on a site."""
+    chain = chains.get(site, ())
+    return chain[-1] if chain else None
+
+
+def undecided(case: Case, chains: Chains) -> list[Measured]:
+    """The measured pairs of which no pass has said anything yet, in causal order."""
+    return [item for site, item in case.items.items() if site not in chains]
+
+
+def decided(chains: Chains, *whys: Why) -> list[Site]:
+    """The sites whose last word is one of these."""
+    return [site for site, chain in chains.items() if chain[-1].why in whys]
+
+
+def fold(case: Case, chains: Chains, passes: Iterable[Pass]) -> dict[Site, Chain]:
+    """Everything that passes decide, one after the other; each sees what those before it have decided."""
+    now = dict(chains)
+    for one in passes:
+        for site, finding in one(case, now).items():
+            now[site] = (*now.get(site, ()), finding)
+    return now
+
+
+def sites_in(case: Case, sites: Sequence[Site]) -> list[Site]:
+    """Sites in causal order."""
+    wanted = set(sites)
+    return [site for site in case.items if site in wanted]
+
+
+def is_settled(finding: Finding | None) -> bool:
+    """Whether a pair needs no further asking."""
+    return finding is not None and finding.verdict is not Verdict.INCONCLUSIVE

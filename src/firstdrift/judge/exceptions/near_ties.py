@@ -1,0 +1,201 @@
+"""Decisions between near-ties: which expert, which maximum, which side of a kink.
+
+Where a decision was taken on the way to a tensor and not recorded, correct code may have taken it otherwise. The calls
+are run some more times with every number moved by a few roundings, each run deciding for itself. A part of the tensor
+that jumps in one of these runs, and is then what the candidate has, was decided the other way; the rest must be within
+noise. A decision that follows from recorded numbers is none of these: it does not jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...arrays import wide
+from ...compare.result import Finding, Verdict, Why
+from ...pair.pairs import Pair
+from ...sites import Site
+from ...traces import Array
+from ..case import Case
+from ..noise import MANY_DRAWS, excess_of, from_matrix, matrix, rounding_of
+from ..replay.introducing import DRIFT, before, expected_at, found_at, part_of
+from ..replay.replays import Replays
+
+BY = "near ties"
+RUNS = 16
+TIMES = 4.0  # roundings by which each number of a run is moved
+SYSTEMATIC = 16  # near-ties that are not all decided one way by chance
+REACH = 2.0  # times what decisions move a row or element by, one of the candidate may be off
+JUMP = 12.0  # times the largest noise drawn for a row or element, what a decision moves it by at least
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
+    """Whether a pair beyond noise is right but for decisions at near-ties; where too many fell otherwise to tell them
+    apart, that is left open."""
+    pair = case.items[site].pair
+    if replays.first(pair.reference.site) != pair.reference.site:
+        return None
+    return _of(pair, replays, case.unit(pair))
+
+
+def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
+    site = pair.reference.site
+    expected, theirs = expected_at(pair, replays), found_at(pair, replays)
+    if expected is None or theirs is None or not replays.decides(site):
+        return None
+    runs = [part_of(pair, replays.drawn(site, seed, times=TIMES, free=True)) for seed in range(1, RUNS + 1)]
+    known = [run for run in runs if run is not None and run.shape == expected.shape]
+    if len(known) < RUNS:
+        return None
+    if theirs.dtype.kind in "iub":
+        return _chosen(expected, theirs, known)
+    return _jumped(pair, replays, unit, expected, theirs, known)
+
+
+def _chosen(expected: Array, theirs: Array, runs: Sequence[Array]) -> Finding | None:
+    """Whole numbers: every one that differs is what some run chose."""
+    differing = expected != theirs
+    seen = np.any([run == theirs for run in runs], axis=0)
+    if not (seen | ~differing).all() or _is_a_rule(theirs, runs):
+        return None
+    facts = {"differing": int(differing.sum()), "count": int(theirs.size), "runs": len(runs), "proof": "replayed"}
+    return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
+
+
+def _is_a_rule(theirs: Array, runs: Sequence[Array]) -> bool:
+    """Whether a candidate decides all near-ties the same way, up or down: that is no chance, but another rounding."""
+    lowest, highest = np.min(runs, axis=0), np.max(runs, axis=0)
+    open_ = lowest != highest
+    up, away = theirs[open_] == highest[open_], np.abs(theirs[open_]) == np.maximum(*np.abs([lowest, highest]))[open_]
+    return int(open_.sum()) >= SYSTEMATIC and any(one.all() or not one.any() for one in (up, away))
+
+
+def _jumped(
+    pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array]
+) -> Finding | None:
+    site = pair.reference.site
+    noise = [part_of(pair, replays.drawn(site, seed)) for seed in range(1, MANY_DRAWS + 1)]
+    plain = [_off(one, expected) for one in noise if one is not None]
+    if not plain:
+        return None
+    for by_rows in (True, False):
+        other, taken = _decided_as(expected, theirs, runs, plain, by_rows)
+        moved = int(taken.sum())
+        if not moved:
+            continue
+        more = from_matrix(
+            np.where(taken[:, None] if by_rows else taken, TIMES, 1.0) + np.zeros_like(plain[0]), expected
+        )
+
+        def draw(seed: int, around: Array = other, more: Array = more) -> Array | None:
+            return _around(around, expected, part_of(pair, replays.drawn(site, seed)), more, unit, seed)
+
+        left = excess_of(other, theirs, unit, draw, before(pair, replays))
+        if left is not None and left.times <= DRIFT:
+            facts = {
+                "differing": moved, "count": _count(expected, by_rows), "what": "rows" if by_rows else "elements",
+                "runs": len(runs), "error": left.error, "limit": left.limit, "proof": "replayed",
+            }  # fmt: skip
+            return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
+    if not _may_be_decided_otherwise(pair, replays, unit, expected, theirs, runs, plain):
+        return None
+    spread = max(float(np.sqrt(np.mean(_off(run, expected) ** 2))) for run in runs)
+    error = float(np.sqrt(np.mean(_off(theirs, expected) ** 2)))
+    facts = {"error": error, "limit": REACH * spread, "runs": len(runs)}
+    return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, facts)
+
+
+def _may_be_decided_otherwise(
+    pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array],
+    plain: Sequence[Floats],
+) -> bool:  # fmt: skip
+    """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it next
+    to the nearest run, whose own noise is larger."""
+    site, sides = pair.reference.site, before(pair, replays)
+
+    def drawn(seed: int) -> Array | None:
+        return part_of(pair, replays.drawn(site, seed))
+
+    for by_rows in (True, False):
+        rest = _open_replaced(expected, theirs, runs, plain, by_rows)
+        left = None if rest is None else excess_of(expected, rest, unit, drawn, sides)
+        if left is not None and left.times <= DRIFT:
+            return True
+    nearest = min(runs, key=lambda run: float(np.square(_off(run, theirs)).sum()))
+
+    def around(seed: int) -> Array | None:
+        drawn = part_of(pair, replays.drawn(site, seed, times=TIMES))
+        return None if drawn is None else wide(nearest) + (wide(drawn) - wide(expected))
+
+    left = excess_of(nearest, theirs, unit, around, sides)
+    return bool(_jumps(nearest, expected, plain, False).any()) and left is not None and left.times <= DRIFT
+
+
+def _open_replaced(
+    expected: Array, theirs: Array, runs: Sequence[Array], plain: Sequence[Floats], by_rows: bool
+) -> Array | None:
+    """What the candidate has, but as expected in the rows or elements that decisions move about as far; None where
+    there are none."""
+    base, found = matrix(wide(expected)), matrix(wide(theirs))
+    reach = np.max([_sizes(_off(run, expected), by_rows) for run in runs], axis=0)
+    moved = np.any([_jumps(run, expected, plain, by_rows) for run in runs], axis=0)
+    open_ = moved & (_sizes(found - base, by_rows) <= REACH * reach)
+    if not open_.any():
+        return None
+    kept = np.where(open_[:, None] if by_rows else open_, base, found)
+    rest: Array = kept.reshape(expected.shape).astype(theirs.dtype)
+    return rest
+
+
+def _decided_as(
+    expected: Array, theirs: Array, runs: Sequence[Array], plain: Sequence[Floats], by_rows: bool
+) -> tuple[Array, Mask]:
+    """What was expected, with the rows or elements that jump in a run as in the run that comes nearest, and which these
+    are."""
+    found = matrix(wide(theirs))
+    best = matrix(wide(expected)).copy()
+    taken = np.zeros(len(best) if by_rows else best.shape, dtype=bool)
+    nearest = _sizes(found - best, by_rows)
+    for run in runs:
+        other = matrix(wide(run))
+        closer = _jumps(run, expected, plain, by_rows) & (_sizes(found - other, by_rows) < nearest)
+        best[closer] = other[closer]
+        nearest = np.where(closer, _sizes(found - other, by_rows), nearest)
+        taken |= closer
+    return from_matrix(best, expected), taken
+
+
+def _jumps(run: Array, expected: Array, plain: Sequence[Floats], by_rows: bool) -> Mask:
+    """The rows or elements that a run moves by far more than all of its draws that decide alike."""
+    noise = np.max([_sizes(one, by_rows) for one in plain], axis=0)
+    jumps: Mask = _sizes(_off(run, expected), by_rows) > JUMP * noise
+    return jumps
+
+
+def _sizes(error: Floats, by_rows: bool) -> Floats:
+    sizes: Floats = np.sqrt(np.nan_to_num(error**2, nan=inf).mean(axis=1)) if by_rows else np.abs(error)
+    return sizes
+
+
+def _off(one: Array, expected: Array) -> Floats:
+    return np.nan_to_num(matrix(wide(one)) - matrix(wide(expected)))
+
+
+def _around(other: Array, expected: Array, drawn: Array | None, more: Array, unit: float, seed: int) -> Array | None:
+    """The noise of a draw, around something else; where that is from a run, its own on top."""
+    if drawn is None:
+        return None
+    own = from_matrix(rounding_of(matrix(np.abs(wide(other))) * unit, seed), other)
+    off = more * ((wide(drawn) - wide(expected)) + np.where(np.greater(more, 1), own, 0.0))
+    found: Array = wide(other) + off
+    return found
+
+
+def _count(expected: Array, by_rows: bool) -> int:
+    return len(matrix(wide(expected))) if by_rows else int(expected.size)

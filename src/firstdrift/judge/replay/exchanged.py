@@ -1,0 +1,114 @@
+"""Calls and traces with one side's value of a setting exchanged for the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+from ...compare.stated import OPTIMIZER, Stated, are_alike
+from ...program.calls import Call, Ref, Step
+from ...program.cuts import Cut
+from ...program.interpreter import NotReplayableError, operation
+from ...records import Record
+from ...sites import Site
+from ...strict_json import Json
+from ...traces import Trace
+from .known_settings import setting_of
+
+
+def alike(one: Stated) -> str:
+    """What settings have in common that are changed together."""
+    return repr((one.op, one.key, one.reference, one.candidate))
+
+
+def stating(one: Stated, said: AbstractSet[Site], trace: Trace) -> Trace:
+    """The reference as the candidate states it, in one setting of some lines."""
+
+    def line(record: Record) -> Record:
+        stepped = record.site.phase in ("optim", "weight_after")
+        if record.site not in said and not (one.where == OPTIMIZER and not said and stepped):
+            return record
+        attrs = dict(record.attrs)
+        if record.site not in said and one.key not in attrs:
+            return record
+        setting = setting_of(one)
+        for name in () if setting is None else setting.names:
+            attrs.pop(name, None)
+        return record._replace(details={**record.details, "attrs": {**attrs, one.key: one.candidate}})
+
+    header = dict(trace.header)
+    if one.where == OPTIMIZER:
+        header["optimizer"] = _stepping(one, header.get("optimizer"))
+    return trace.stating(line, header)
+
+
+def _stepping(one: Stated, said: Json) -> Json:
+    """An optimizer with another setting, in all of its groups or in one."""
+    told = said[0] if isinstance(said, list) and said else said
+    told = dict(told) if isinstance(told, dict) else {"class": told}
+    if one.key == "class":
+        return {**told, "class": one.candidate}
+    where, _, rest = one.key.partition(".")
+    number, _, key = rest.partition(".") if where == "groups" else ("", "", one.key)
+    groups = told.get("groups")
+    if not isinstance(groups, list):
+        return {**told, key: one.candidate}
+    changed = [
+        {**group, key: one.candidate} if not number or at == int(number) else group for at, group in enumerate(groups)
+    ]
+    return {**told, "groups": changed}
+
+
+def calls(step: Step, cut: Cut) -> dict[int, Call]:
+    """The calls of a part, by number."""
+    return {number: node for number in cut.nodes if isinstance(node := step.nodes[number], Call)}
+
+
+def with_constants_of(call: Call, other: Call) -> Call | None:
+    """A call with what another one of its kind was passed that is no tensor; None where those differ, too."""
+    if len(call.args) != len(other.args) or call.kwargs.keys() != other.kwargs.keys():
+        return None
+    try:
+        args = tuple(_constants(a, b) for a, b in zip(call.args, other.args, strict=True))
+        kwargs = {key: _constants(item, other.kwargs[key]) for key, item in call.kwargs.items()}
+    except ValueError:
+        return None
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _constants(ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, Ref) or isinstance(theirs, Ref):
+        if not (isinstance(ours, Ref) and isinstance(theirs, Ref)):
+            raise ValueError("a tensor on one side alone")
+        return ours
+    if isinstance(ours, tuple | list) and isinstance(theirs, tuple | list) and len(ours) == len(theirs):
+        return tuple(_constants(a, b) for a, b in zip(ours, theirs, strict=True))
+    if any(isinstance(item, tuple | list) for item in (ours, theirs)):
+        raise ValueError("lists of other lengths")
+    return ours if isinstance(ours, Mapping) or are_alike(ours, theirs) else theirs
+
+
+def with_value(call: Call, one: Stated) -> Call | None:
+    """A call that is passed the candidate's value in the place of the reference's: by its name, or as the same number
+    where it has none."""
+    try:
+        schema = operation(call.op)[0]._schema  # type: ignore[attr-defined]
+    except NotReplayableError:
+        return None
+    value = tuple(one.candidate) if isinstance(one.candidate, list) else one.candidate
+    for at, argument in enumerate(schema.arguments):
+        if argument.name != one.key:
+            continue
+        now = call.args[at] if at < len(call.args) else call.kwargs.get(argument.name, argument.default_value)
+        if isinstance(now, Ref) or not are_alike(now, one.reference):
+            return None
+        if at < len(call.args):
+            return replace(call, args=(*call.args[:at], value, *call.args[at + 1 :]))
+        return replace(call, kwargs={**call.kwargs, argument.name: value})
+    if type(one.reference) is not float or type(value) is not float:
+        return None
+    places = [at for at, item in enumerate(call.args) if type(item) is float and are_alike(item, one.reference)]
+    args = tuple(value if at in places else item for at, item in enumerate(call.args))
+    return replace(call, args=args) if places else None

@@ -1,0 +1,265 @@
+"""Whether a setting changes what is computed: the calls with either side's value, in float64, on recorded numbers and
+on random ones. No list says which settings matter.
+
+The calls are those of the library where it knows the operation, else those that the reference recorded, with what they
+were passed by that name or as that number in its place. Where both sides recorded the same calls with other constants,
+these are what is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...arrays import wide
+from ...compare.result import Effect
+from ...compare.stated import HEADER, OPTIMIZER, UNSAID, Stated
+from ...errors import FirstdriftError
+from ...pair.pairs import Pair
+from ...program.building.library_updates import STATISTICS
+from ...program.calls import Call, Program, Step
+from ...program.changes import with_changes
+from ...program.interpreter import NotReplayableError
+from ...program.library import library_program
+from ...program.read_program import read_program
+from ...sites import Site
+from ...traces import Array
+from ..case import Case
+from ..noise import excess_of
+from .exchanged import alike, calls, stating, with_constants_of, with_value
+from .introducing import DRIFT, before, found_at, part_of
+from .known_settings import setting_of
+from .replays import Own, Replays
+
+TRIALS = 2  # random inputs that either value is tried on
+MOST_SITES = 256  # of one setting that are asked
+SAME = 1e-13  # relative: two runs of one formula in float64 are no further apart
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The reference's calls as they are, and with the candidate's value; `is_own` where the candidate's own calls say
+    that they have it, or that they have not."""
+
+    ours: Program
+    theirs: Program
+    is_own: bool | None = None
+
+
+class Restated:
+    """The programs of both sides, asked about settings."""
+
+    def __init__(self, case: Case, asked: Sequence[Stated]) -> None:
+        self._case = case
+        self._together: dict[str, set[Site]] = {}  # the lines that state the same, whose calls are changed together
+        for one in asked:
+            self._together.setdefault(alike(one), set()).update(one.sites)
+        self._pairs = {pair.site: pair for pair in case.alignment.pairs}
+        self._recorded = read_program(case.reference)
+        self._library = library_program(case.reference)
+        theirs = read_program(case.candidate) if case.own is None else None
+        self._own = case.own or (None if theirs is None else Own(theirs, case.candidate))
+        self._changed: dict[str, Program | None] = {}
+        self._bases: dict[int, Replays] = {}
+
+    def effects(self, one: Stated) -> dict[Site, Effect]:
+        """What a setting does, site by site."""
+        found: dict[Site, Effect] = {}
+        for site in self._sites(one)[:MOST_SITES]:
+            effect = self._effect(one, site)
+            if effect is not None:
+                found[site] = effect
+        return found
+
+    def is_read_otherwise(self, one: Stated) -> bool:
+        """Whether what a header says is read from elsewhere: from the constants of recorded calls, or from lines."""
+        if one.where != HEADER:
+            return False
+        lines = (record.attrs for record in self._case.reference if record.op is not None)
+        ends = one.key.rpartition(".")[2]
+        return self._recorded is not None or any(ends == k or ends.endswith(f"_{k}") for attrs in lines for k in attrs)
+
+    def _sites(self, one: Stated) -> list[Site]:
+        """What a setting may show in: what its module gives, and what it has of its own after a step; of what a header
+        says, whatever is made by calls that are passed it."""
+        if one.where == OPTIMIZER and not one.sites:
+            return [site for site in self._pairs if site.phase == "weight_after"]
+        if one.where == HEADER:
+            made = [site for site in self._pairs if site.phase == "fwd" and not site.port.startswith("in.")]
+            return [site for site in made if self._changes(one, self._pairs[site].reference.site)]
+        own = {(site.step, site.name) for site in one.sites}
+        left = [site for site in self._pairs if site.phase == "weight_after" and (site.step, site.name) in own]
+        return list(dict.fromkeys([*(site for site in one.sites if site in self._pairs), *left]))
+
+    def _effect(self, one: Stated, site: Site) -> Effect | None:
+        asked, effects = self._pairs[site].reference.site, []
+        for variant in self._variants(one, asked):
+            try:
+                effects.append(self._of(variant, self._pairs[site]))
+            except (NotReplayableError, FirstdriftError):
+                continue
+        changes = [effect for effect in effects if effect is not Effect.UNREAD]
+        return changes[0] if changes else Effect.UNREAD if effects else None
+
+    def _variants(self, one: Stated, site: Site) -> Iterator[_Variant]:
+        own = self._by_own_calls(site)
+        if own is not None and own.is_own:
+            yield own
+            return
+        contradicts = None if own is None else False
+        by_library = self._by_library(one, site)
+        if by_library is not None:
+            yield replace(by_library, is_own=contradicts)
+        by_calls = self._by_calls(one, site)
+        if by_calls is not None:
+            yield replace(by_calls, is_own=contradicts)
+
+    def _replays(self, program: Program) -> Replays:
+        if id(program) not in self._bases:
+            case = self._case
+            pairs = case.alignment.pairs
+            found = Replays(case.reference, case.candidate, pairs, program, self._own, finest=case.finest)
+            if not any(program is one for one in (self._recorded, self._library, *self._changed.values())):
+                return found
+            self._bases[id(program)] = found
+        return self._bases[id(program)]
+
+    def _by_library(self, one: Stated, site: Site) -> _Variant | None:
+        is_read = one.where == OPTIMIZER or site.port in STATISTICS or setting_of(one) is not None
+        if self._library is None or not is_read or self._library.why_not(site) is not None:
+            return None
+        key = alike(one)
+        if key not in self._changed:
+            made = library_program(stating(one, self._together[key], self._case.reference))
+            self._changed[key] = None if made is None else Program(made.header, made.steps)
+        changed = self._changed[key]
+        return None if changed is None else _Variant(self._library, changed)
+
+    def _by_own_calls(self, site: Site) -> _Variant | None:
+        """The reference's calls with the candidate's constants, where they are the same calls otherwise."""
+        if self._recorded is None or self._own is None:
+            return None
+        replays = self._replays(self._recorded)
+        step, cut, own = replays.step(site), replays.cut(site), replays.own_cut(site)
+        if step is None or cut is None or own is None:
+            return None
+        ours, theirs = calls(step, cut), calls(*own)
+        if [call.op for call in ours.values()] != [call.op for call in theirs.values()]:
+            return None
+        changes: dict[int, Call] = {}
+        for (number, call), other in zip(ours.items(), theirs.values(), strict=True):
+            made = with_constants_of(call, other)
+            if made is None:
+                return None
+            if made != call:
+                changes[number] = made
+        return self._variant(step, changes, is_own=bool(changes))
+
+    def _by_calls(self, one: Stated, site: Site) -> _Variant | None:
+        """The recorded calls with the candidate's value where they were passed the reference's."""
+        if self._recorded is None:
+            return None
+        replays = self._replays(self._recorded)
+        step, cut = replays.step(site), replays.cut(site)
+        return None if step is None or cut is None else self._variant(step, self._changes(one, site))
+
+    def _changes(self, one: Stated, site: Site) -> dict[int, Call]:
+        """The recorded calls of a site that were passed the reference's value, passed the candidate's."""
+        if self._recorded is None or UNSAID in (one.reference, one.candidate):
+            return {}
+        replays = self._replays(self._recorded)
+        step, cut = replays.step(site), replays.cut(site)
+        passed = {} if step is None or cut is None else calls(step, cut)
+        made = {number: with_value(call, one) for number, call in passed.items()}
+        return {number: call for number, call in made.items() if call is not None}
+
+    def _variant(self, step: Step, changes: Mapping[int, Call], is_own: bool | None = None) -> _Variant:
+        assert self._recorded is not None
+        if not changes:
+            return _Variant(self._recorded, self._recorded, is_own)
+        steps = {**self._recorded.steps, step.number: with_changes(step, changes)}
+        return _Variant(self._recorded, Program(self._recorded.header, steps), is_own)
+
+    def _of(self, variant: _Variant, pair: Pair) -> Effect:
+        """What a variant does at a site, and whose value the candidate's numbers follow."""
+        if variant.theirs is variant.ours:
+            return Effect.UNREAD
+        ours, theirs = self._replays(variant.ours), self._replays(variant.theirs)
+        site = pair.reference.site
+        with ours.running():
+            expected, stated = ours.run(site, ours.tensors), theirs.run(site, ours.tensors)
+            if expected is None or stated is None:
+                raise NotReplayableError("nothing says how it was made")
+            if not _are_apart(expected, stated) and not any(
+                _apart_on_random(ours, theirs, site, seed) for seed in range(TRIALS)
+            ):
+                return Effect.UNREAD
+            if variant.is_own is not None:
+                return Effect.CHANGES if variant.is_own else Effect.CONTRADICTED
+            return self._followed(pair, ours, expected, stated)
+
+    def _followed(self, pair: Pair, replays: Replays, ours: Array, theirs: Array) -> Effect:
+        """Whether the candidate's numbers are those of the reference's value, and not of its own."""
+        found, unit = found_at(pair, replays), self._case.unit(pair)
+        expected, stated = part_of(pair, ours), part_of(pair, theirs)
+        if found is None or expected is None or stated is None or expected.shape != found.shape:
+            return Effect.CHANGES
+
+        def draw(seed: int) -> Array | None:
+            return part_of(pair, replays.drawn(pair.reference.site, seed))
+
+        def moved(seed: int) -> Array | None:
+            drawn = draw(seed)
+            return None if drawn is None else wide(stated) + (wide(drawn) - wide(expected))
+
+        start = before(pair, replays)
+        as_ours, as_stated = excess_of(expected, found, unit, draw, start), excess_of(stated, found, unit, moved, start)
+        if as_ours is None or as_stated is None:
+            return Effect.CHANGES
+        is_theirs = as_ours.times <= 1 and not as_stated.times <= DRIFT
+        return Effect.CONTRADICTED if is_theirs else Effect.CHANGES
+
+
+def _are_apart(ours: Any, theirs: Any) -> bool:
+    """Whether two results in float64 are of other formulas."""
+    if ours.shape != theirs.shape:
+        return True
+    if ours.dtype.kind not in "fc":
+        return not np.array_equal(ours, theirs)
+    both = np.isfinite(ours) & np.isfinite(theirs)
+    if not np.array_equal(np.isfinite(ours), np.isfinite(theirs)):
+        return True
+    largest = float(np.abs(ours[both]).max(initial=0.0))
+    return bool(np.abs(ours[both] - theirs[both]).max(initial=0.0) > SAME * largest)
+
+
+def _apart_on_random(ours: Replays, theirs: Replays, site: Site, seed: int) -> bool:
+    """Whether either value gives other numbers where a site's inputs are drawn at random."""
+    rng = np.random.default_rng(seed)
+    drawn: dict[Site, Array | None] = {}
+
+    def tensors(wanted: Site) -> Array | None:
+        if wanted not in drawn:
+            drawn[wanted] = _random(ours.tensors(wanted), wanted, rng)
+        return drawn[wanted]
+
+    try:
+        one, other = ours.run(site, tensors), theirs.run(site, tensors)
+    except NotReplayableError:
+        return False
+    return one is not None and other is not None and _are_apart(one, other)
+
+
+def _random(array: Array | None, site: Site, rng: np.random.Generator) -> Array | None:
+    """Numbers as large as those on record, and of all signs; weights and whole numbers stay what they are."""
+    if array is None or site.phase in ("weight", "optim") or array.dtype.kind in "iub":
+        return array
+    numbers = wide(array)
+    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
+        return array
+    size = float(np.sqrt(np.mean(numbers**2))) if numbers.any() else 1.0
+    drawn: Array = size * rng.standard_normal(array.shape)
+    return drawn

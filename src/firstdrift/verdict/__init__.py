@@ -1,1 +1,0 @@
-"""From measurements to verdicts: what noise explains, and what it does not."""
