@@ -199,7 +199,7 @@ BUGS = [
     ("position-shift", Picture, {}, {"moved": 1}, pictures),
     ("index-shift", Experts, {}, {"shift": -1}, hidden),
     ("interleave", Experts, {}, {"halves": True}, hidden),
-    ("skipped-op", Experts, {}, {"weighed": False}, hidden),
+    ("changed-call", Experts, {}, {"weighed": False}, hidden),
     ("rope-scaling", Tables, {}, {"scaled": False}, places),
     ("rope-precision", Tables, {"scaled": False}, {"scaled": False, "coarse": True}, places),
     ("scale", Scaled, {}, {"factor": 1.0}, words),

@@ -30,7 +30,8 @@ FIXED = [
     "clip-norm", "optimizer-eps", "optimizer-bias-correction", "optimizer-momentum", "optimizer-lr",
     "weight-decay-norms", "weight-decay-coupling", "offset", "permutation", "axis-order", "skipped-op",
     "uninitialised", "nondeterministic", "accumulator-precision", "zero-point", "rounding-mode", "pool-mode",
-    "replica-divergence", "missing-reduce", "call-count", "reference-suspect", "unknown",
+    "replica-divergence", "missing-reduce", "other-setting", "call-count", "reference-suspect", "changed-call",
+    "unknown",
 ]  # fmt: skip
 
 

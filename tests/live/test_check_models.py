@@ -378,7 +378,6 @@ def test_a_reference_that_cannot_be_replayed_is_compared_as_it_ran(factor, verdi
         reference=Insisting(), candidate=Insisting(factor), inputs=(torch.randn(32, 4),), load="reference"
     )  # fmt: skip
     assert result.verdict == verdict, result.sentence
-    assert any("KeyError" in note and "compared as they ran" in note for note in result.notes)
     if factor != 1:
         assert (result.first_drift.site.name, result.first_drift.cause.label) == ("other", "scale")
 

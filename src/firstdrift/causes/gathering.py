@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.fills import without_fills
-from ..compare.measuring import load_pair, load_recorded
-from ..compare.pairs import Pair, ReconcileError
+from ..compare.measuring import load_recorded
 from ..dtypes import roundoff
 from ..errors import FirstdriftError
+from ..judge.graph import Graph
+from ..pair.pairs import Pair, ReconcileError
 from ..sites import Site
 from ..traces import Array, Trace
-from ..verdict.graph import Graph
 from .agreement import distance
 from .evidence import Evidence
+from .fills import load_without_fills, without_fills
 from .loss.scores import scores
 
 Tensors = dict[str, Array]
@@ -63,7 +63,7 @@ class Runs:
         if site not in self.pairs:
             return None
         try:
-            ours, theirs = load_pair(self.pairs[site], self.reference_trace, self.candidate_trace)
+            ours, theirs = load_without_fills(self.pairs[site], self.reference_trace, self.candidate_trace)
         except (FirstdriftError, ReconcileError):
             return None
         return plain(ours), plain(theirs)

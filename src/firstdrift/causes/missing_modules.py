@@ -8,9 +8,9 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..judge.apriori.kinds import kind_of
 from ..sites import Site
 from ..traces import Array
-from ..verdict.noise import kind_of
 from .agreement import distance, limit
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis

@@ -8,18 +8,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from .._kernels import Measurement
 from ..capture.calibration import Calibration
-from ..compare.align import align
 from ..compare.measuring import measure_pairs
 from ..dtypes import UNIT_ROUNDOFF
 from ..errors import FirstdriftError
+from ..judge.apriori.calibrated import AGREE, figure, is_rounding
+from ..judge.apriori.limits import CALIBRATION
 from ..opening import open_trace
+from ..pair.align import align
 from ..sites import Site
 from ..store.annotate import annotate
 from ..traces import Trace, unchanged
 from ..tracing import trace
-from ..verdict.calibrated import AGREE, figure, is_rounding
-from ..verdict.limits import CALIBRATION, worst_part
 from .perturbing import Casts, Point, at_inputs, at_module
 from .sides import Side, randomness_kept
 
@@ -125,8 +126,15 @@ def _distances(reference: Trace, other: Trace) -> Distances:
         measured = item.measurement
         if measured is None or item.is_integer or not measured.nonfinite_agree or measured.rel_l2 is None:
             continue
-        found[item.pair.site] = measured.rel_l2, worst_part(measured)
+        found[item.pair.site] = measured.rel_l2, _worst_part(measured)
     return found
+
+
+def _worst_part(measured: Measurement) -> float:
+    """The error of the worst row, column or block, on the scale of the whole tensor."""
+    detail = measured.detail
+    regions = () if detail is None else (detail.worst_row, detail.worst_column, detail.worst_block)
+    return max((region.error for region in regions if region is not None), default=0.0)
 
 
 def _figures(

@@ -1,45 +1,50 @@
-"""What `fd.check` does: sides, traces, matching, replays, verdicts, cause."""
+"""What `fd.check` does: both sides traced, as they run and in float64, matched, judged as two traces are, explained."""
 
 from __future__ import annotations
 
-import copy
 import tempfile
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from .._kernels import measure
 from ..capture.torch.names import plain_name
-from ..compare.align import align
-from ..compare.measuring import load_pair, measure_pairs
-from ..compare.pairs import Pair
-from ..compare.result import Cause, PairResult, Result, Verdict
-from ..compare.storage import STORED_DIFFERENTLY, other_axes
-from ..comparison import diff
+from ..compare.measuring import measure_pairs
+from ..compare.result import CLEAN, Finding, PairResult, Result, Verdict, Why
+from ..compare.storage import as_stored
+from ..comparison import with_reasons
+from ..dtypes import UNIT_ROUNDOFF
 from ..errors import CaptureError, FirstdriftError
+from ..judge.case import Case, Chain
+from ..judge.graph import Graph
+from ..judge.passes import case_of, judge, results_of
+from ..judge.replay.replays import Own
+from ..judge.truth import ask, by_truth
+from ..judge.weakest import proves
 from ..outcome import Compared, compose
+from ..pair.align import align
+from ..program.read_program import read_program
 from ..sites import Site
-from ..traces import Array, Trace
-from ..verdict.flips import in_few_places
-from ..verdict.graph import Graph
-from ..verdict.introduced import Introduced, settle
-from ..verdict.judge import judge
-from ..verdict.reasons import AMPLIFIED
-from .equivalence import equivalent_parts, is_inside
-from .examining import FLOAT32, Examination, examine
-from .examining import compared as compared_arrays
-from .explaining import UNSTABLE, explained
-from .forcing import Plan, ReplayError
-from .layouts import find_layout, seen_through
+from ..traces import Trace
+from .copying import copied_model
+from .explaining import explained
 from .matching import Names, match
-from .reseeding import Reseeding
+from .reseeding import STABLE, Reseeding, arrays_of
 from .sides import Side, record
 
-_SUSPECT = (Verdict.DRIFT, Verdict.NOT_COMPARABLE)  # verdicts of weights that may only be stored in another way
+# What was proven of both sides as they run, with their weights as they store them, stands in float64, too.
+EXCEPTED = frozenset({Why.GAUGE, Why.SAME_FUNCTION, Why.FILL, Why.NEAR_TIE, Why.DECLARED_PRECISION})
+FAR = 1e3 * UNIT_ROUNDOFF["f32"]  # an error of float32 that its own rounding does not leave
+DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
+SHOWN = frozenset({  # drifts that a float64 run may add: what is given is the same there
+    Why.INTRODUCED, Why.NON_FINITE, Why.OTHER_INTEGERS, Why.SHORTER_CALLS, Why.SHORTER_GRID, Why.BEYOND_LIMIT,
+})  # fmt: skip
+NO_ROUNDING = SHOWN - {Why.SHORTER_CALLS, Why.SHORTER_GRID}  # what no precision that was asked for excuses
 
 
 def check(
@@ -52,12 +57,12 @@ def check(
         raise CaptureError(f"steps {steps!r} is not a whole number from 1; say how many steps to compare")
     if optimizer is not None and loss_fn is None:
         raise CaptureError("an optimizer needs gradients; give loss_fn too")
-    ours, theirs = copy.deepcopy(reference), copy.deepcopy(candidate)
+    ours, theirs = copied_model(reference), copied_model(candidate)
     _load(load, ours, theirs)
     one = Side(ours, *_arguments(inputs), loss_fn, target, optimizer, train, steps, seed)
     given = _arguments(inputs if candidate_inputs is None else candidate_inputs)
     other = Side(theirs, *given, candidate_loss_fn, candidate_target, candidate_optimizer, train, steps, seed)
-    with tempfile.TemporaryDirectory(prefix="firstdrift-") as folder:
+    with tempfile.TemporaryDirectory(prefix="firstdrift-") as folder, np.errstate(all="ignore"):
         return _checked(one, other, Path(folder), name_map)
 
 
@@ -110,218 +115,164 @@ def _recorded(side: Side, name: str, folder: Path) -> Trace:
         raise CaptureError(f"the {name} raised {why}; it has to run on these inputs by itself") from error
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Two traces, judged: as both sides ran, or in float64."""
+
+    case: Case
+    chains: Mapping[Site, Chain]
+
+
 def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None) -> Result:
     ours = _recorded(reference, "reference", folder)
     raw = _recorded(candidate, "candidate", folder)
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
     names = match(ours, raw, name_map, (known[0], known[1]))
-    theirs = names.renamed(raw)
-    axes = other_axes(align(ours, theirs, prefixes=False).pairs, ours, theirs)
-    names = replace(names, axes=axes)
-    try:
-        return _examined(reference, candidate, names, ours, raw, folder)
-    except ReplayError as error:
-        result = diff(ours, names.renamed(raw), allow_missing=("*",))
-        note = f"the reference could not be run on the candidate's tensors ({error}); the two were compared as they ran"
-        return replace(result, notes=(*result.notes, note, *_matched(names.how)))
-
-
-def _examined(reference: Side, candidate: Side, names: Names, ours: Trace, raw: Trace, folder: Path) -> Result:
-    theirs = names.renamed(raw)
-    alignment = align(ours, theirs, prefixes=False)
-    measured = list(measure_pairs(alignment.pairs, ours, theirs))
-    graph = Graph(ours, alignment.pairs)
-    judged = judge(measured, graph, lambda pair: load_pair(pair, ours, theirs))
-    examination = examine(reference, candidate, names, ours, theirs, folder)
-    judged, unused = _with_weights(judged, examination)
-    if unused and (axes := other_axes(alignment.pairs, ours, theirs, unused)):
-        again = Path(tempfile.mkdtemp(dir=folder))
-        return _examined(reference, candidate, replace(names, axes={**names.axes, **axes}), ours, raw, again)
-    if unused:
-        examination = examination.with_reference_weights(unused)
-    found = examination.introduced(measured, graph)
-    results = _with_edges(settle(judged, found, graph, {}), theirs, ours)
-    parts = _equivalent_parts(results, examination, found)
-    excused = _excused(judged, parts)
-    if parts:
-        results = _with_edges(settle(judged, found, graph, excused), theirs, ours)
-    suspects = [r.site for r in results if (r.site.phase, r.verdict) == ("weight", Verdict.DRIFT) and r.site.step == 0]
-    through = seen_through(examination, suspects, _outputs(results)) if suspects else None
-    if through is not None:
-        examination, found = through, through.introduced(measured, graph)
-        outputs = _outputs(results)
-        right = {name for name in {site.name for site in suspects} if _is_right(found, outputs.get(name, ()))}
-        wrong = _not_undone(through, found, outputs, graph)
-        excused |= _in_other_layout(judged, {*through.layouts, *right} - wrong)
-        results = _with_edges(settle(judged, found, graph, excused), theirs, ours)
-    results = _with_flips(results, graph, lambda pair: load_pair(pair, ours, theirs))
-    results = _with_repeats(results, theirs, names.renamed(record(candidate, folder / "again")))
-    compared = Compared(ours, theirs, alignment, graph)
-    reseeding = Reseeding(reference, candidate, names, ours, theirs, folder)
-    why = partial(explained, examination=examination, compared=compared, found=found, reseeding=reseeding)
-    notes = [*examination.notes, *_matched(names.how)]
-    if alignment.reference_only:
+    as_run = _judged(ours, raw, names, 0.0)
+    notes: list[str] = []
+    precise = _in_float64(reference, candidate, names, folder, notes)
+    as_run = _with_suspects(as_run, reference, folder)
+    results = with_reasons(_merged(as_run, precise))
+    results = with_reasons(_with_repeats(results, names, raw, record(candidate, folder / "again")))
+    case = as_run.case
+    compared = Compared(case.reference, case.candidate, case.alignment, case.graph)
+    reseeding = Reseeding(reference, candidate, names, ours, names.renamed(raw), folder)
+    exact = None if precise is None else precise.case
+    why = partial(
+        explained, reference=reference, candidate=candidate, as_run=case, precise=exact,
+        shown=_shown_in_float64(precise), reseeding=reseeding, folder=folder,
+    )  # fmt: skip
+    if case.alignment.reference_only:
         notes.append("what has no counterpart was replayed too, and shows at the next site that has one")
-    result = compose(results, measured, compared, ("*",), explain=why, notes=notes)
-    stored = [".".join(filter(None, parameter)) for parameter in names.axes]
-    return _with_benign_cause(result, [*parts, *examination.layouts, *stored])
+    notes += _matched(names.how)
+    return compose(
+        results,
+        list(case.items.values()),
+        compared,
+        ("*",),
+        why,
+        notes,
+        case.settings,
+        partial(proves, case, as_run.chains),
+    )
 
 
-def _with_weights(results: Sequence[PairResult], examination: Examination) -> tuple[list[PairResult], frozenset[Site]]:
-    """A weight that differs is a drift if the reference, with its own weight, computes something else there.
-
-    Also returned are those that are not: stored in some other way, they mean nothing to the reference.
-    """
-    suspects = [
-        result.site
-        for result in results
-        if (result.site.step, result.site.phase) == (0, "weight")
-        and (result.verdict in _SUSPECT or (result.error or 0.0) > (result.limit or 0.0))
-    ]
-    if not suspects:
-        return list(results), frozenset()
-    replays = examination.again("own-weights", Plan(own_weight=lambda site: site not in suspects))
-    outputs = _outputs(results)
-    settled, unused = [], set()
-    for result in results:
-        if result.site in suspects:
-            near = [name for name in outputs if is_inside(result.site.name, name)]
-            own = max(near, key=len, default=None)
-            seen = [replays.introduced_at(site, FLOAT32) for site in (outputs[own] if own is not None else ())]
-            if seen and all(one is not None and not one.beyond_noise for one in seen):
-                reason = f"{STORED_DIFFERENTLY}, but everything computed with it agrees"
-                result = replace(result, verdict=Verdict.NOISE, reason=reason, introduced_by=None)
-                unused.add(result.site)
-            elif result.verdict is not Verdict.NOT_COMPARABLE:
-                reason, by = f"the weights differ by {result.error or 0.0:.1e}", "the loading of weights"
-                result = replace(result, verdict=Verdict.DRIFT, reason=reason, introduced_by=by)
-        settled.append(result)
-    return settled, frozenset(unused)
+def _judged(ours: Trace, raw: Trace, names: Names, finest: float) -> Judged:
+    """One pair of traces, judged as `fd.diff` judges them."""
+    theirs = names.renamed(raw)
+    aligned = align(ours, theirs, prefixes=False)
+    alignment = replace(aligned, pairs=as_stored(aligned.pairs, ours, theirs))
+    measured = list(measure_pairs(alignment.pairs, ours, theirs))
+    program = read_program(raw)
+    own = None if program is None else Own(program, raw, {names.site(one.site): one.site for one in raw})
+    case = case_of(ours, theirs, alignment, measured, Graph(ours, alignment.pairs), finest=finest)
+    with np.errstate(all="ignore"):
+        return Judged(*judge(replace(case, own=own)))
 
 
-def _with_edges(results: Sequence[PairResult], theirs: Trace, ours: Trace) -> list[PairResult]:
-    """A tensor that changed on its way into a module changed for the innermost module that reads it."""
-    by_site = {result.site: result for result in results}
-    for result in results:
-        site = result.site
-        if result.verdict is not Verdict.DRIFT or site.phase != "fwd" or not site.port.startswith("in."):
-            continue
-        readers = [
-            other
-            for other in by_site
-            if other.step == site.step and other.phase == "fwd" and other.port.startswith("in.")
-            and other.name != site.name and is_inside(other.name, site.name)
-            and theirs[other].at == theirs[site].at and ours[other].at == ours[site].at
-        ]  # fmt: skip
-        if readers:
-            inner = max(readers, key=lambda other: other.name.count("."))
-            moved = replace(by_site[inner], verdict=result.verdict, reason=result.reason, introduced=result.introduced)
-            by_site[inner] = replace(moved, introduced_by=result.introduced_by)
-            reason = f"{result.reason}; it is read by {inner.name}"
-            by_site[site] = replace(result, verdict=Verdict.INHERITED, reason=reason, introduced_by=None)
-    return list(by_site.values())
+def _in_float64(
+    reference: Side, candidate: Side, names: Names, folder: Path, notes: list[str]
+) -> Judged | None:  # fmt: skip
+    """Both sides once more in float64, where rounding hides next to nothing: what differs there is another formula.
+    None where a side cannot be run so."""
+    try:
+        ours = record(reference.as_precise(), folder / "float64-reference", program=True)
+        raw = record(candidate.as_precise(), folder / "float64-candidate", program=True)
+    except FirstdriftError:
+        raise
+    except Exception as error:  # whatever a model does that float64 cannot do
+        why = f"{type(error).__name__}: {error}"
+        notes.append(f"one side cannot be run in float64 ({why}); the two were compared as they ran")
+        return None
+    return _judged(ours, raw, names, UNIT_ROUNDOFF["f32"])
 
 
-def _with_flips(
-    results: Sequence[PairResult], graph: Graph, load: Callable[[Pair], tuple[Array, Array]]
-) -> list[PairResult]:
-    """Noise that is amplified in a few places alone was amplified by a decision; so was what follows from there."""
-    settled: dict[Site, PairResult] = {}
-    for result in results:
-        if result.reason.startswith(AMPLIFIED) and result.measurement is not None:
-            before = [settled[site] for site in graph.producers(result.site) if site in settled]
-            behind = any(other.verdict is Verdict.FLIP for other in before)
-            if behind or in_few_places(*load(result.pair), result.limit or 0.0):
-                reason = "near-ties were decided the other way; replayed with the candidate's decisions, it agrees"
-                result = replace(result, verdict=Verdict.FLIP, reason=reason)
-        settled[result.site] = result
-    return list(settled.values())
+def _with_suspects(as_run: Judged, reference: Side, folder: Path) -> Judged:
+    """Where both agree, but for what the reference casts to a shorter format on its way, and the candidate does not: it
+    is the reference that is off, if it is further from its own float64 run without these casts."""
+    case = as_run.case
+    clean = [item for site, item in case.items.items() if as_run.chains[site][-1].verdict in CLEAN]
+    far = [item for item in clean if item.measurement is not None and (item.measurement.rel_l2 or 0.0) > FAR]
+    far = [item for item in far if case.unit(item.pair) <= UNIT_ROUNDOFF["f32"]]
+    if not far:
+        return as_run
+    try:
+        exact = record(reference.as_exact(), folder / "exact-reference")
+    except Exception:  # whatever a model does that float64 cannot do
+        return as_run
+    truths = ask(far, case.reference, case.candidate, exact)
+    chains = dict(as_run.chains)
+    for site, truth in truths.items():
+        said = by_truth(truth)
+        if truth.reference_suspect and said.verdict in CLEAN:
+            chains[site] = (*chains[site], said)
+    return replace(as_run, chains=chains)
 
 
-def _with_repeats(results: Sequence[PairResult], once: Trace, again: Trace) -> list[PairResult]:
+def _merged(as_run: Judged, precise: Judged | None) -> list[PairResult]:
+    """What was found as both ran, and what only float64 shows."""
+    if precise is None:
+        return results_of(as_run.case, as_run.chains)
+    chains = dict(as_run.chains)
+    for site, chain in as_run.chains.items():
+        more = _more(chain, precise.chains.get(site, ()))
+        if more is not None:
+            chains[site] = (*chain, more)
+        if chains[site][-1].verdict in DRIFTS and _draws_otherwise(site, as_run.case, precise.case):
+            chains[site] = (*chains[site], Finding("float64", Verdict.INCONCLUSIVE, Why.OTHER_DRAWS))
+    return results_of(as_run.case, chains)
+
+
+def _draws_otherwise(site: Site, as_run: Case, precise: Case) -> bool:
+    """Whether the reference itself draws other numbers in float64 than as it runs: what the candidate drew is then
+    nobody's fault, and hides what else it does."""
+    replays = as_run.replays
+    if replays is None or site not in as_run.items or site not in precise.items:
+        return False
+    asked = as_run.items[site].pair.reference.site
+    if not replays.draws(asked):
+        return False
+    ours, exact = as_run.reference.array(asked), precise.reference.array(precise.items[site].pair.reference.site)
+    return ours.shape == exact.shape and not (measure(exact, ours, full=False).rel_l2 or 0.0) <= FAR
+
+
+def _more(chain: Chain, precise: Chain) -> Finding | None:
+    """What a float64 run adds to what was found: a drift that noise hid, or that nothing is hidden."""
+    if not precise:
+        return None
+    last, other = chain[-1], precise[-1]
+    is_rounded = last.why is Why.DECLARED_PRECISION and other.why in NO_ROUNDING
+    if last.why in EXCEPTED and not is_rounded:
+        return None
+    if other.verdict in DRIFTS and last.verdict not in DRIFTS and other.why in SHOWN:
+        return Finding("float64", other.verdict, other.why, {**other.facts, "precise": True})
+    is_open = last.verdict is Verdict.INCONCLUSIVE and last.why is not Why.MAYBE_FLIPPED
+    if is_open and other.verdict in CLEAN:
+        facts = {"error": other.facts.get("error"), "proof": "run"}
+        return Finding("float64", Verdict.NOISE, Why.SAME_IN_FLOAT64, facts)
+    return None
+
+
+def _shown_in_float64(precise: Judged | None) -> frozenset[Site]:
+    """The sites whose drift shows in float64."""
+    chains = {} if precise is None else precise.chains
+    return frozenset(site for site, chain in chains.items() if chain[-1].verdict in DRIFTS)
+
+
+def _with_repeats(results: Sequence[PairResult], names: Names, once: Trace, again: Trace) -> list[PairResult]:
     """A candidate that computes something else every time has no verdict but this one."""
+    first, second = names.renamed(once), names.renamed(again)
     for number, result in enumerate(results):
-        both = compared_arrays(once, again, result.site)
+        both = arrays_of(first, second, result.site)
         if both is None or result.measurement is None:
             continue
         apart = measure(*both)
-        if not apart.bit_equal and not (apart.rel_l2 or 0.0) <= max(result.limit or 0.0, FLOAT32):
-            reason = f"{UNSTABLE}: they differ by {apart.rel_l2 or 0.0:.1e}, fed the same, with the same seed"
+        if not apart.bit_equal and not (apart.rel_l2 or 0.0) <= max(result.limit or 0.0, STABLE):
+            finding = Finding("repeats", Verdict.DRIFT, Why.UNSTABLE, {"error": apart.rel_l2 or 0.0})
             by = result.introduced_by or result.site.name or "the model itself"
-            moved = replace(result, verdict=Verdict.DRIFT, reason=reason, introduced_by=by)
+            moved = replace(result, verdict=Verdict.DRIFT, introduced_by=by, chain=(*result.chain, finding))
             return [*results[:number], moved, *results[number + 1 :]]
     return list(results)
-
-
-def _outputs(results: Sequence[PairResult]) -> dict[str, list[Site]]:
-    outputs: dict[str, list[Site]] = {}
-    for result in results:
-        if result.site.phase == "fwd" and result.site.port.startswith("out"):
-            outputs.setdefault(result.site.name, []).append(result.site)
-    return outputs
-
-
-def _equivalent_parts(
-    results: Sequence[PairResult], examination: Examination, found: Mapping[Site, Introduced]
-) -> list[str]:
-    """Parts that compute the reference's function, although something inside them drifts.
-
-    What shows as it is run alone is no matter of layout.
-    """
-    how = (examination.precise or examination.as_run).how
-    drifts = [r for r in results if r.verdict in (Verdict.DRIFT, Verdict.PRECISION)]
-    sites = [r.site for r in drifts if r.site.phase == "weight" or (r.site.phase == "fwd" and found[r.site].how == how)]
-    return equivalent_parts(examination, sites, _outputs(results)) if sites else []
-
-
-def _excused(results: Sequence[PairResult], parts: Sequence[str]) -> dict[Site, str]:
-    excused = {}
-    for result in results:
-        part = next((one for one in parts if _is_within(result.site, one)), None)
-        if part is not None:
-            where = part or "the model"
-            excused[result.site] = f"stored or computed in another layout; {where} as a whole is the same function"
-    return excused
-
-
-def _not_undone(
-    through: Examination, found: Mapping[Site, Introduced], outputs: Mapping[str, Sequence[Site]], graph: Graph
-) -> set[str]:
-    """Modules in another layout whose readers make of it the reference's channels times other numbers: nothing undoes
-    this layout, so that it is the weights that are wrong, and no reader."""
-    wrong = set()
-    for name in through.layouts:
-        read = [other for site in outputs.get(name, ()) for other in graph.consumers(site)]
-        for site in (one for reader in read for one in outputs.get(reader.name, ())):
-            if through.precise is None or site not in found or not found[site].beyond_noise:
-                continue
-            both = compared_arrays(through.precise.exact, through.precise.candidate, site)
-            channels = {both[0].shape[-1], both[0].shape[1]} if both is not None and both[0].ndim > 1 else set()
-            if both is not None and any(find_layout(*both, one, through.stored_floor) for one in channels):
-                wrong.add(name)
-    return wrong
-
-
-def _is_right(found: Mapping[Site, Introduced], sites: Sequence[Site]) -> bool:
-    return bool(sites) and all(site in found and not found[site].beyond_noise for site in sites)
-
-
-def _in_other_layout(results: Sequence[PairResult], modules: Set[str]) -> dict[Site, str]:
-    """Weights in another layout, and what is in that layout because of them."""
-    reason = "stored in another layout, and seen through"
-
-    def is_in_it(site: Site) -> bool:
-        if site.phase in ("fwd", "agrad"):
-            return site.name in modules and site.port.startswith("out")
-        return site.phase not in ("input", "loss", "lossgrad") and site.name in modules
-
-    return {result.site: reason for result in results if is_in_it(result.site)}
-
-
-def _is_within(site: Site, part: str) -> bool:
-    if site.phase in ("fwd", "agrad") and site.name == part:
-        return False
-    return is_inside(site.name, part) and site.phase not in ("input", "loss", "lossgrad")
 
 
 def _matched(how: Mapping[str, str]) -> list[str]:
@@ -329,17 +280,7 @@ def _matched(how: Mapping[str, str]) -> list[str]:
     words = {
         "map": "the map",
         "weights": "their weights",
-        "order": "structure and order",
-        "structure": "what they hold",
+        "numbers": "what they return",
+        "structure": "structure and order",
     }
     return [f"{list(how.values()).count(kind)} modules were matched by {words[kind]}" for kind in kinds]
-
-
-def _with_benign_cause(result: Result, parts: Sequence[str]) -> Result:
-    if result.verdict in (Verdict.SAME, Verdict.NOISE) and parts:
-        where = ", ".join(part or "the model" for part in parts)
-        cause = Cause(
-            "layout-equivalent", f"stored or computed in another layout, with the same function: {where}", 0.9
-        )
-        return replace(result, cause=cause)
-    return result

@@ -6,7 +6,6 @@ underestimates noise by a factor of three to five.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .copying import copied_model
 from .sides import Side
 
 _SHORTER = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,7 +36,7 @@ def at_inputs(side: Side, seed: int) -> tuple[Side, bool]:
     noise = _Noise(seed)
     data = side.args, dict(side.kwargs)
     args, kwargs = noise.everywhere(data)
-    model = copy.deepcopy(side.model)
+    model = copied_model(side.model)
     found = any(_is_float(leaf) for leaf in tree_leaves(data))
     for module in model.modules():
         if not any(module.children()):
@@ -47,7 +47,7 @@ def at_inputs(side: Side, seed: int) -> tuple[Side, bool]:
 
 def at_module(side: Side, point: Point, seed: int) -> Side:
     """The side with the output of one call of one module perturbed."""
-    model = copy.deepcopy(side.model)
+    model = copied_model(side.model)
     calls = iter(range(1 << 62))
     noise = _Noise(seed)
 
@@ -60,7 +60,7 @@ def at_module(side: Side, point: Point, seed: int) -> Side:
 
 def with_moved_weights(side: Side, unit: float) -> Side:
     """The side with every weight moved by a share of itself, this way or that."""
-    model, generator = copy.deepcopy(side.model), torch.Generator().manual_seed(0)
+    model, generator = copied_model(side.model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.is_floating_point():

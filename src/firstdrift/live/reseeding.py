@@ -12,11 +12,11 @@ from .._kernels import measure
 from ..causes.labels import LABELS
 from ..compare.result import Cause
 from ..sites import Site
-from ..traces import Trace
-from .examining import FLOAT32, compared
+from ..traces import Array, Trace
 from .matching import Names
 from .sides import Side, record
 
+STABLE = 1.5e-6  # relative, by which two runs of one side may differ
 OTHER = 7919  # added to the seed; any other would do
 
 
@@ -45,7 +45,7 @@ class Reseeding:
             return None
         ours, theirs = self.again
         apart = _apart(self.theirs, theirs, site)
-        least = max(limit, FLOAT32)
+        least = max(limit, STABLE)
         return apart if apart > least and _apart(self.ours, ours, site) <= least else None
 
 
@@ -60,5 +60,15 @@ def by_chance(apart: float) -> Cause:
 
 def _apart(once: Trace, again: Trace, site: Site) -> float:
     """How far two runs of one side are apart; nothing where that cannot be said."""
-    both = compared(once, again, site)
+    both = arrays_of(once, again, site)
     return 0.0 if both is None else measure(*both).rel_l2 or 0.0
+
+
+def arrays_of(one: Trace, other: Trace, site: Site) -> tuple[Array, Array] | None:
+    """Both tensors of a site in one dtype, where both traces have one of the same shape and kind."""
+    if site not in one or site not in other or other[site].at is None or one[site].at is None:
+        return None
+    ours, theirs = one.array(site), other.array(site)
+    if ours.shape != theirs.shape or (ours.dtype.kind in "iub") != (theirs.dtype.kind in "iub"):
+        return None
+    return ours, theirs if ours.dtype.kind in "iub" else theirs.astype(ours.dtype, copy=False)

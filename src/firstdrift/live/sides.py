@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,6 +19,7 @@ from ..opening import open_trace
 from ..sites import Site
 from ..traces import Trace
 from ..tracing import trace
+from .copying import copied_model
 from .precise import Lifting, dtype_of, in_dtype
 
 
@@ -43,14 +43,14 @@ class Side:
 
     def copied(self) -> nn.Module:
         """The model once more, in the mode that was asked for."""
-        model = copy.deepcopy(self.model)
+        model = copied_model(self.model)
         model.zero_grad(set_to_none=True)
         return model.train(self.train)
 
     def as_dtype(self, dtype: torch.dtype) -> Side:
         """The same side with every floating-point number in another dtype."""
         return replace(
-            self, model=in_dtype(copy.deepcopy(self.model), dtype), args=in_dtype(self.args, dtype),
+            self, model=in_dtype(copied_model(self.model), dtype), args=in_dtype(self.args, dtype),
             kwargs=in_dtype(dict(self.kwargs), dtype), target=in_dtype(self.target, dtype),
             precise=dtype == torch.float64, own=self.own if self.precise else dtype_of(self.model),
         )  # fmt: skip

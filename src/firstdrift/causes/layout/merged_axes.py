@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ...judge.apriori.kinds import ELEMENTWISE, kind_of
 from ...sites import Site
-from ...verdict.noise import ELEMENTWISE, kind_of
 from ..attention.roles import role
 from ..evidence import Evidence
 from ..regions import heads_of

@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from ...judge.apriori.kinds import kind_of
 from ...sites import Site
 from ...traces import Array
-from ...verdict.noise import kind_of
 from ..activations.activation_variants import FUNCTIONS
 from ..agreement import Floats, floats, limit
 from ..evidence import Evidence

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...judge.apriori.kinds import kind_of
 from ...traces import Array
-from ...verdict.noise import kind_of
 from ..agreement import Floats, floats, limit
 from ..evidence import Evidence
 from ..layout.placements import chunks, moved, spread, spreads

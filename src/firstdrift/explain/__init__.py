@@ -1,0 +1,1 @@
+"""The cause of a drift: the smallest change of the reference's program that gives the candidate's tensor."""

@@ -1,0 +1,94 @@
+"""Conditions and masks: ignored, inverted, without their edge, filled with something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...program.calls import Call, Ref
+from ...program.edits import local, made_by
+from ..around import MOVES, Around, Change, number
+from ..naming import CHANGED, CHOOSING, mask_label
+
+FILLS = (0.0, -1.0, 1.0, -1e4, -1e9, float("-inf"))
+BOTH = frozenset({"logical_and", "logical_or", "bitwise_and", "bitwise_or", "mul"})
+
+
+def conditions(around: Around) -> Iterator[Change]:
+    """A condition is taken to hold everywhere, nowhere, or where it does not; one of two is ignored."""
+    if around.kind != "b" or around.op in MOVES - {"_to_copy", "slice", "select", "copy"}:
+        return
+    label = mask_label(around)
+    for op, told in (
+        ("ones_like.default", "everywhere"),
+        ("zeros_like.default", "nowhere"),
+        ("logical_not.default", "where it does not"),
+    ):
+        edit = around.instead(around.call, made_by(op, local(0)))
+        yield Change(
+            told,
+            label if told != "where it does not" else CHANGED,
+            f"{around.written} is taken to hold {told}",
+            edit,
+            3.0,
+        )
+    if around.op in BOTH and len(around.tensors) == 2:
+        for at in (0, 1):
+            said = f"the {('first', 'second')[at]} of two conditions is ignored{_what(around, around.tensors[at])}"
+            yield Change(f"without {at}", label, said, around.passing(around.tensors[1 - at]), 2.0)
+    if around.op in ("tril", "triu"):
+        yield Change("whole", label, "the mask is not cut at the diagonal", around.passing(around.tensors[0]), 2.0)
+
+
+def _what(around: Around, ref: Ref) -> str:
+    maker = around.rerun.calls.get(ref.node)
+    return "" if maker is None or ref in around.rerun.given else f" ({Around(around.rerun, ref.node).written})"
+
+
+def fills(around: Around) -> Iterator[Change]:
+    """A mask is inverted, or filled with something else."""
+    if around.op == "masked_fill":
+        _, mask, fill = around.call.args[:3]
+        edit = around.reading(mask, local(0), made_by("logical_not.default", mask))
+        yield Change("inverted", CHANGED, "the mask is inverted", edit, 3.0)
+        now = number(fill)
+        for other in FILLS if now is not None else ():
+            if other != now:
+                given = {"float": "-inf"} if other == float("-inf") else other
+                said = f"what is masked is filled with {other:g} instead of {now:g}"
+                edit = around.given(2, given)
+                yield Change(
+                    f"fill {other}", CHANGED, said, edit, 3.0, parameters={"fill": other, "reference_fill": now}
+                )
+    if around.op == "where" and len(around.tensors) == 3:
+        condition, one, two = around.tensors
+        said = "the condition is taken to hold"
+        yield Change("first", mask_label(around), f"{said} everywhere", around.passing(one), 2.0)
+        yield Change("second", mask_label(around), f"{said} nowhere", around.passing(two), 2.0)
+        edit = around.instead(Call(around.call.op, (condition, two, one), {}, ()))
+        yield Change("exchanged", "swapped-operands", "both branches are exchanged", edit, 3.0)
+
+
+def casts_of_masks(around: Around) -> Iterator[Change]:
+    """A mask that is counted or multiplied with is taken to hold everywhere."""
+    if around.kind == "b" or not around.tensors:
+        return
+    source = around.tensors[0]
+    is_cast = around.op == "_to_copy" and around.rerun.kind(source) == "b"
+    if is_cast:
+        edit = around.instead(made_by("ones_like.default", around.result))
+        yield Change("ones", mask_label(around), "the mask is taken to hold everywhere", edit, 3.0)
+
+
+def kinds_of_scores(around: Around) -> Iterator[Change]:
+    """What is chosen among many is made to sum to one."""
+    if around.op not in ("topk", "gather", "_softmax", "sigmoid") or not (
+        CHOOSING & (around.before | around.after | {around.op})
+    ):
+        return
+    calls = (around.call, made_by("sum.dim_IntList", local(0), (-1,), True), made_by("div.Tensor", local(0), local(1)))
+    results = (local(2), *(local(0, at) for at in range(1, len(around.call.results))))
+    said = f"what {around.written} gives is made to sum to one"
+    yield Change("renormalised", "router-renorm", said, around.instead(*calls, results=results), 4.0)
+
+
+TABLE = (conditions, fills, casts_of_masks, kinds_of_scores)

@@ -1,0 +1,153 @@
+"""Changes of what is read: another tensor in the place of one, turned, moved, left out; and of two calls at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+
+from ...program.calls import Call, Ref
+from ...program.edits import Fragment, local, made_by
+from ...program.reruns import Rerun
+from ..around import MOVES, Around, Change, base
+from ..naming import CHANGED, interleave_label, order_label, source_label
+
+PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
+MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
+TRIVIAL = MOVES | {"arange", "zeros", "ones", "full", "scalar_tensor", "empty"}
+
+
+def orders(around: Around) -> Iterator[Change]:
+    """Neighbours that are exchanged: one works on what the other made, and nothing else does."""
+    first = around.call.args[0] if around.call.args else None
+    if not isinstance(first, Ref) or first in around.rerun.given or first.node not in around.rerun.calls:
+        return
+    before = Around(around.rerun, first.node)
+    alone = len(around.rerun.readers[first]) == 1 and len(before.call.results) == 1
+    if not alone or not before.tensors or {around.op, before.op} <= MOVES or before.op == around.op:
+        return
+    source = before.call.args[0]
+    if not isinstance(source, Ref) or around.rerun.shape(source) != around.rerun.shape(first):
+        return
+    edit = {
+        before.number: Fragment((), (source,)),
+        around.number: Fragment((
+            Call(around.call.op, around.call.args, around.call.kwargs, ()),
+            Call(before.call.op, (local(0), *before.call.args[1:]), before.call.kwargs, ()),
+        )),
+    }  # fmt: skip
+    said = f"{around.written} comes before {before.written}"
+    yield Change("order", order_label(around, before.op), said, edit, 4.0)
+
+
+def leaves(rerun: Rerun) -> Iterator[Change]:
+    """A tensor that the program is given is turned, moved, rounded or left out."""
+    for ref in (*rerun.given, *rerun.leaves):
+        for number in rerun.readers[ref][:1]:
+            for name, label, said, calls in _turned(rerun, ref, Around(rerun, number)):
+                edit = _reading(rerun, ref, calls)
+                yield Change(name, label, f"{_name(rerun, ref)} {said}", edit, 6.0)
+
+
+def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
+    shape = rerun.shape(ref)
+    own = reader.is_parameter(ref)
+    if rerun.kind(ref) == "f" and shape:
+        yield "zeros", CHANGED, "is taken to be zero", (made_by("zeros_like.default", ref),)
+        yield "ones", CHANGED, "is taken to be one", (made_by("ones_like.default", ref),)
+    if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1:
+        yield "transposed", "transpose", "is transposed", (made_by("transpose.int", ref, -1, -2),)
+    if len(shape) >= 2 and shape[0] == shape[1] and shape[0] > 1 and len(shape) > 2:
+        yield "turned", "axis-order", "has its first two axes exchanged", (made_by("transpose.int", ref, 0, 1),)
+    for axis in range(len(shape)):
+        if shape[axis] > 1 and rerun.kind(ref) != "b":
+            label = "position-shift" if own and axis == 0 else "index-shift"
+            for by in (1, -1):
+                yield (
+                    f"rolled {axis} {by}",
+                    label,
+                    f"is rolled by {by} along axis {axis}",
+                    (made_by("roll.default", ref, (by,), (axis,)),),
+                )
+            yield f"flipped {axis}", CHANGED, f"is reversed along axis {axis}", (made_by("flip.default", ref, (axis,)),)
+        if shape[axis] > 2 and shape[axis] % 2 == 0:
+            half = shape[axis] // 2
+            yield (f"halves {axis}", "swapped-halves", f"has its halves exchanged along axis {axis}",
+                   (made_by("roll.default", ref, (half,), (axis,)),))  # fmt: skip
+            sizes = (*shape[:axis], 2, half, *shape[axis + 1 :])
+            turned = (*range(axis), axis + 1, axis, *range(axis + 2, len(shape) + 1))
+            mixed = (made_by("reshape.default", ref, sizes), made_by("permute.default", local(0), turned),
+                     made_by("reshape.default", local(1), shape))  # fmt: skip
+            yield f"mixed {axis}", interleave_label(reader), f"has its halves interleaved along axis {axis}", mixed
+
+
+def _reading(rerun: Rerun, ref: Ref, calls: tuple[Call, ...]) -> dict[int, Fragment]:
+    """Every call that reads a value, reading what some calls make of it."""
+    edit: dict[int, Fragment] = {}
+    for number in rerun.readers[ref]:
+        edit |= Around(rerun, number).reading(ref, local(len(calls) - 1), *calls)
+    return edit
+
+
+def _name(rerun: Rerun, ref: Ref) -> str:
+    site = rerun.given.get(ref)
+    if site is None:
+        leaf = rerun.leaves.get(ref)
+        return (leaf.name if leaf is not None and leaf.name else None) or "a table"
+    return ".".join(part for part in (site.name, site.port) if part)
+
+
+def sources(around: Around) -> Iterator[Change]:
+    """A call reads another tensor that is there."""
+    if around.op in TRIVIAL - {"clone", "expand", "view", "transpose", "unsqueeze"}:
+        return
+    for ref in dict.fromkeys(around.tensors):
+        shape, kind = around.rerun.shape(ref), around.rerun.kind(ref)
+        if not shape:
+            continue
+        there = [other for other in around.rerun.refs if other != ref and around.rerun.shape(other) == shape
+                 and around.rerun.kind(other) == kind and _is_before(around, other)]  # fmt: skip
+        for other in there[-MOST_READ:]:
+            label = source_label(around, ref, other)
+            said = f"{around.written} reads {told(around.rerun, other)} instead of {told(around.rerun, ref)}"
+            edit = around.reading(ref, other)
+            yield Change(
+                "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": told(around.rerun, other)}
+            )
+
+
+def _is_before(around: Around, ref: Ref) -> bool:
+    return ref.node < around.number or ref in around.rerun.given
+
+
+def told(rerun: Rerun, ref: Ref) -> str:
+    """A value as a reader knows it."""
+    if ref in rerun.given or ref in rerun.leaves:
+        return _name(rerun, ref)
+    one = Around(rerun, ref.node)
+    place = rerun.place(ref.node)
+    part = f"part {ref.at + 1}" if len(one.call.results) > 1 and base(one.call) in PARTED else "the result"
+    return f"{part} of {one.written}" + (f" of line {place.line}" if place is not None else "")
+
+
+def conjugates(rerun: Rerun) -> Iterator[Change]:
+    """The halves of the last axis are interleaved in what is read and in what is made: pairs of a rotation."""
+    if rerun.target.node not in rerun.calls:
+        return
+    shape = rerun.shape(rerun.target)
+    if not shape or shape[-1] % 2 or shape[-1] < 4 or rerun.kind(rerun.target) != "f":
+        return
+    last = Around(rerun, rerun.target.node)
+    if rerun.target.at or rerun.target in rerun.given:
+        return
+    there = (*shape[:-1], 2, -1), (*shape[:-1], -1, 2)
+    for ref in rerun.given:
+        if rerun.shape(ref) != shape or last.number in rerun.readers[ref]:
+            continue
+        for one, back in (there, there[::-1]):
+            calls = (made_by("reshape.default", ref, one), made_by("transpose.int", local(0), -1, -2),
+                     made_by("reshape.default", local(1), shape))  # fmt: skip
+            behind = (last.call, made_by("reshape.default", local(0), back), made_by("transpose.int", local(1), -1, -2),
+                      made_by("reshape.default", local(2), shape))  # fmt: skip
+            edit = {**_reading(rerun, ref, calls), last.number: Fragment(behind)}
+            said = "pairs are neighbours instead of halves, or the other way round"
+            yield Change("pairs", interleave_label(last), said, edit, 5.0)

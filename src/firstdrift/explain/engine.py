@@ -1,0 +1,315 @@
+"""Why a value drifts: asks the reference's program which smallest change of it gives what the candidate has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from ..causes.labels import LABELS
+from ..judge.replay.replays import Replays
+from ..program.calls import Call, Ref
+from ..program.reruns import Piece, Rerun
+from ..program.running.not_replayable import NotReplayableError
+from ..sites import Site
+from ..traces import Array
+from . import narrowing
+from .around import Around, Change, base
+from .differing import differences
+from .naming import CHANGED, additional_label
+from .search import arounds_of, changes_that_fit
+from .trying import Question, Trial, Tried, apart, size
+
+WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
+NARROW_WORK = 12_000.0  # of these, to find the value that differs
+UNNAMED = 6.0  # bits, that a change without a name of its own takes more
+LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
+MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
+MOST_CALLS = 600  # a program of more calls is no one operation
+ROUNDED = 1e-3  # relative: what float64 may be apart from what ran in a shorter format
+MOST_NAN = 0.5  # of what was found: any change that spoils everything would do
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The smallest change that was found, and others that cannot be told from it."""
+
+    label: str
+    sentence: str
+    parameters: dict[str, Any]
+    predicted: Array
+    left: float
+    bits: float
+    free: int
+    rivals: tuple[str, ...] = ()
+    both: bool = False  # both sides' programs were lined up
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A drift: the site, and what the candidate has there, as the reference's program has it."""
+
+    site: Site
+    replays: Replays
+    found: Array
+    noise: float
+    brought: Callable[[Array], Array]
+    piece: Piece | None = None
+
+    def question(self, rerun: Rerun) -> Question:
+        """The whole of it, asked of a program."""
+        expected = self.brought(rerun.array(rerun.target))
+        return Question(self.found, expected, self.noise, self.brought)
+
+
+def answer(asked: Asked) -> Answer | None:
+    """The cause of a drift; None where no change of the program gives it, and of complex numbers, which it does not
+    compare."""
+    if np.iscomplexobj(asked.found):
+        return None
+    if np.mean(np.isnan(np.asarray(asked.found, np.float64))) > MOST_NAN:
+        return None
+    with suppress(NotReplayableError), asked.replays.running():
+        exact, piece = _exactly(asked), _piece(asked)
+        asked = replace(asked, piece=piece)
+        rerun = asked.replays.rerun(asked.site, exact=exact, piece=piece)
+        if rerun is None:
+            return _read_elsewhere(asked)
+        if len(rerun.calls) > MOST_CALLS:
+            return None
+        if piece is not None:
+            if asked.brought(rerun.array(rerun.target)).shape != piece.taken(asked.found, rerun.axis).shape:
+                return None
+            asked = replace(asked, found=piece.taken(asked.found, rerun.axis))
+        return _by_both(asked, rerun) or _by_one(asked, rerun)
+    return None
+
+
+def _read_elsewhere(asked: Asked) -> Answer | None:
+    """What the candidate hands on to a site to which the reference hands a recorded tensor on."""
+    first = asked.replays.first(asked.site)
+    theirs = None if first == asked.site else asked.replays.own_rerun(asked.site)
+    if theirs is None or theirs.target.node not in theirs.calls:
+        return None
+    number = narrowing.telling_call(theirs, theirs.target)
+    name = ".".join(part for part in (first.name, first.port) if part)
+    said = f"{asked.site.name} reads {_call_told(theirs, number)} ({_line(theirs, number)}) instead of {name}"
+    return Answer(CHANGED, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
+
+
+def _piece(asked: Asked) -> Piece | None:
+    """Of a large tensor, as many samples as are looked into at once."""
+    if asked.found.size <= LARGE:
+        return None
+    samples = asked.replays.samples(asked.site)
+    wanted = -(-asked.found.size // LARGE)
+    counts = [count for count in range(1, samples + 1) if samples % count == 0 and count >= min(wanted, samples)]
+    if samples == 1 or not counts:
+        return None
+    return Piece(counts[0] // 2, counts[0])
+
+
+def _exactly(asked: Asked) -> bool:
+    """Whether float64 computes what was recorded. Where rounding decides (scores beside a fill that swallows them), it
+    does not, and the run is looked into in the precision that it had."""
+    replays, site = asked.replays, asked.site
+    own = replays.own_site(site)
+    if own is not None and replays.own is not None:
+        made, recorded = replays.own_expected(site), replays.own.trace.array(own)
+    else:
+        made, recorded = replays.run(site, lambda _: None), replays.reference.array(site)
+    if made is None or made.shape != recorded.shape:
+        return True
+    wide = np.asarray(recorded, np.float64)
+    return apart(np.asarray(made, np.float64), wide) <= ROUNDED * size(wide)
+
+
+def _by_one(asked: Asked, rerun: Rerun) -> Answer | None:
+    """From the reference's program alone: its calls, then the smaller ones that they consist of."""
+    work = WORK
+    for program in _levels(rerun):
+        trial = Trial(program, asked.question(program), work)
+        start = program.spent
+        found = changes_that_fit(trial, arounds_of(program))
+        if found:
+            return _told(found)
+        work -= program.spent - start
+    return None
+
+
+def _levels(rerun: Rerun) -> Iterator[Rerun]:
+    yield rerun
+    opened = rerun.opened()
+    if opened is not None:
+        yield opened
+
+
+def _by_both(asked: Asked, rerun: Rerun) -> Answer | None:
+    """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
+    try:
+        theirs = asked.replays.own_rerun(asked.site, exact=rerun.exact, piece=asked.piece)
+    except NotReplayableError:
+        return None
+    if theirs is None or len(theirs.calls) > MOST_CALLS:
+        return None
+    trial = Trial(rerun, asked.question(rerun), NARROW_WORK)
+    if not _reproduces(asked, theirs, trial):
+        return None
+    vague: Answer | None = None
+    for ours, other in _both_levels(rerun, theirs):
+        trial = Trial(ours, asked.question(ours), NARROW_WORK)
+        lined = narrowing.lined_up(ours, other, trial.unchanged / trial.scale if trial.scale else 0.0)
+        found = changes_that_fit(trial, narrowing.frontier(lined), thorough=False)
+        narrows = narrowing.first_to_differ(lined, trial)
+        found += _of_narrows(lined, narrows)
+        if not narrows:
+            trial = Trial(ours, asked.question(ours), NARROW_WORK)
+            narrows = narrowing.narrowed(lined, trial) or narrowing.at_the_end(lined, trial)
+            found += _of_narrows(lined, narrows)
+        if not found:
+            found = changes_that_fit(Trial(ours, asked.question(ours), NARROW_WORK), narrowing.changed_calls(lined))
+        if found:
+            answered = replace(_told(found, lined, narrows), predicted=asked.found, both=True)
+            if answered.label != CHANGED:
+                return answered
+            vague = vague or answered
+        elif narrows:
+            vague = vague or _called_instead(asked, lined, narrows[0])
+    return vague
+
+
+def _both_levels(ours: Rerun, theirs: Rerun) -> Iterator[tuple[Rerun, Rerun]]:
+    yield ours, theirs
+    one, other = ours.opened(), theirs.opened()
+    if one is not None or other is not None:
+        yield one or ours, other or theirs
+
+
+def _reproduces(asked: Asked, theirs: Rerun, trial: Trial) -> bool:
+    """Whether the candidate's own calls give what it recorded."""
+    made = theirs.array(theirs.target)
+    for shaped in narrowing.shapes_of(made, trial.rerun.shape(trial.target)):
+        with suppress(ValueError, IndexError):
+            if apart(np.asarray(asked.brought(shaped), np.float64), trial.found) <= max(
+                trial.enough, 0.05 * trial.unchanged
+            ):
+                return True
+    return False
+
+
+def _of_narrows(lined: narrowing.Lined, narrows: Sequence[narrowing.Narrow]) -> list[Tried]:
+    """The changes that make each of some values, of one kind for all."""
+    kinds: dict[str, list[Tried]] | None = None
+    for one in narrows:
+        own = {tried.change.kind + tried.change.said: [tried] for tried in _alone(lined, one, WORK / len(narrows))}
+        kinds = own if kinds is None else {kind: [*kinds[kind], *own[kind]] for kind in kinds if kind in own}
+    return [replace(some[0], change=_joined([one.change for one in some])) for some in (kinds or {}).values()]
+
+
+def _alone(lined: narrowing.Lined, narrow: narrowing.Narrow, work: float) -> list[Tried]:
+    """The changes that make one value; first the differences of the two calls that make it."""
+    ours = lined.ours.toward(narrow.ref)
+    question = narrowing.questions(lined, narrow)
+    trial = Trial(ours, question, work)
+    around = narrowing.region(lined, ours, narrow.ref)
+    found = [one for change in differences(lined, ours, narrow) if (one := trial.tried(change)) is not None]
+    found += changes_that_fit(trial, around)
+    opened = None if found else ours.opened()
+    if opened is not None:
+        found = changes_that_fit(Trial(opened, question, work), narrowing.region(lined, opened, opened.target))
+    return found
+
+
+def _joined(changes: Sequence[Change]) -> Change:
+    edit: dict[int, Any] = {}
+    for one in changes:
+        edit |= one.edit
+    return replace(changes[0], edit=edit)
+
+
+def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narrow) -> Answer | None:
+    """What the candidate calls in the place of what the reference calls, where no change of one call says it."""
+    ours, theirs = narrowing.telling_call(lined.ours, narrow.ref), narrowing.telling_call(lined.theirs, narrow.theirs)
+    mine, other = _line(lined.ours, ours), _line(lined.theirs, theirs)
+    if mine is None or other is None:
+        return None
+    more, less = narrowing.more_and_less(lined, narrow)
+    if len(more) > MOST_OTHER or len(less) > MOST_OTHER:
+        return None  # that is where, and not yet why
+    label = CHANGED
+    if len(more) == 1 and not less:
+        one = more[0]
+        label = additional_label(one.op, Around(lined.ours, ours))
+        where = _line(lined.theirs, one.number)
+        said = f"{mine}: the candidate has one call more, {_call_told(lined.theirs, one.number)} ({where})"
+    else:
+        now, before = _call_told(lined.theirs, theirs), _call_told(lined.ours, ours)
+        said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
+    calls = {"reference_call": base(lined.ours.calls[ours]), "call": base(lined.theirs.calls[theirs])}
+    return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)
+
+
+def _call_told(rerun: Rerun, number: int) -> str:
+    call = rerun.written(number)
+    name = (call.function if isinstance(call, Call) else call.op) or call.op.split(".")[1]
+    return f"{name.split('.')[-1].strip('_')}({', '.join(_arguments(rerun, call))})"
+
+
+def _arguments(rerun: Rerun, call: Any) -> Iterator[str]:
+    from .changes.several import told
+
+    for one in call.args:
+        if isinstance(one, Ref):
+            yield told(rerun, one) if one in rerun.refs else "a tensor"
+        elif isinstance(one, int | float | str | bool) or one is None:
+            yield str(one)
+        elif isinstance(one, tuple | list) and all(isinstance(item, int) for item in one):
+            yield str(list(one))
+        else:
+            yield "..."
+    for name, item in call.kwargs.items():
+        if isinstance(item, int | float | str | bool):
+            yield f"{name}={item}"
+
+
+def _line(rerun: Rerun, number: int) -> str | None:
+    place = rerun.place(number)
+    return None if place is None else f"{PurePath(place.file).name}:{place.line}"
+
+
+def _told(
+    found: Sequence[Tried], lined: narrowing.Lined | None = None, narrows: Sequence[narrowing.Narrow] = ()
+) -> Answer:
+    """The change of fewest bits; others of other names that take as many are its rivals."""
+    ranked = sorted(
+        found, key=lambda one: (_bits(one.change), -LABELS[one.change.label].specificity, len(one.change.edit))
+    )
+    best = ranked[0]
+    change, rerun = best.change, best.rerun
+    as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
+    rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
+    places = [_line(rerun, number) for number in sorted(change.edit, key=rerun.order.index) if number in rerun.order]
+    place = next((one for one in places if one), None)
+    sentence = f"{place}: {change.said}" if place else change.said
+    if lined is not None and narrows:
+        other = _line(lined.theirs, narrowing.telling_call(lined.theirs, narrows[0].theirs))
+        sentence += f"; the candidate's line is {other}" if other and other != place else ""
+    return Answer(
+        change.label,
+        sentence,
+        dict(change.parameters or {}),
+        best.predicted,
+        best.left,
+        change.bits,
+        change.free,
+        rivals,
+    )
+
+
+def _bits(change: Change) -> float:
+    """What it takes to say a change: one that has a name is one of few."""
+    return change.bits + 20.0 * change.free + UNNAMED * (change.label == CHANGED) + max(0, len(change.edit) - 1)

@@ -1,0 +1,308 @@
+"""From a change and what surrounds it to the label of the vocabulary: the one table of names.
+
+Where none fits, the change itself is the answer: CHANGED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..program.calls import Ref
+from .around import ATTENTION, JOINS, MOVES, SOFTMAX, Around, base, is_mask
+
+CHANGED = "changed-call"
+ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
+CHOOSING = frozenset({"topk", "gather", "sort", "max"})
+NORMS = frozenset({
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "rms_norm", "_fused_rms_norm", "cudnn_batch_norm",
+})  # fmt: skip
+POOLS = frozenset({"max_pool2d_with_indices", "avg_pool2d", "avg_pool1d", "max_pool1d", "_adaptive_avg_pool2d"})
+LOOKED_UP = frozenset({"index", "gather", "index_select", "index_put", "scatter", "nll_loss_forward"})
+RECURRENT = frozenset({"tanh", "sigmoid"})
+
+# Settings whose name says what it is called if they are others.
+SETTINGS: Mapping[str, str] = {
+    "eps": "norm-eps", "momentum": "batchnorm-momentum", "training": "batchnorm-mode", "train": "batchnorm-mode",
+    "group": "norm-axis", "align_corners": "interpolation", "scales_h": "interpolation", "scales_w": "interpolation",
+    "count_include_pad": "pool-count-pad", "divisor_override": "pool-count-pad", "ceil_mode": "pool-mode",
+    "approximate": "activation-variant", "is_causal": "mask-missing", "scale": "attention-scale",
+    "reduction": "reduction-scale", "ignore_index": "loss-formula", "padding": "padding", "pad": "padding",
+    "correction": "batchnorm-unbiased", "unbiased": "batchnorm-unbiased", "negative_slope": "activation-variant",
+    "alpha": "activation-variant", "beta": "activation-variant", "threshold": "activation-variant",
+}  # fmt: skip
+
+
+def setting_label(around: Around, name: str) -> str:
+    """What it is called if a setting that is no operand is another one."""
+    if name in ("alpha", "beta") and around.op not in ("elu", "softplus", "celu"):
+        return "scale"
+    if name in ("dim", "dims"):
+        return axes_label(around)
+    if name == "diagonal":
+        return position_label(around, abs(int(around.settings[name].value or 0)) > 1)
+    if name in ("start", "end", "index", "step"):
+        if around.op == "arange":
+            return position_label(around, False)
+        return "position-shift" if around.op != "arange" and _reads_table(around) else "index-shift"
+    if name in ("min", "max"):
+        return clamp_label(around)
+    if name in ("value", "fill_value", "exponent"):
+        return CHANGED
+    return SETTINGS.get(name, CHANGED)
+
+
+def _reads_table(around: Around) -> bool:
+    return bool(around.tensors) and around.is_parameter(around.tensors[0]) and len(around.shape) > 1
+
+
+def position_label(around: Around, wide: bool) -> str:
+    """What it is called if whole numbers are others: positions, or where a mask begins."""
+    if around.of_scores and not around.in_tables and "embedding" not in around.after:
+        return "window-off-by-one" if wide else "mask-off-by-one"
+    if around.in_tables or "embedding" in around.after:
+        return "position-shift"
+    if "round" in around.before | around.after:
+        return "zero-point"
+    return "index-shift" if LOOKED_UP & around.after else CHANGED
+
+
+def clamp_label(around: Around) -> str:
+    """What it is called if a limit is another one."""
+    return (
+        "norm-eps" if {"div", "mul"} & around.following and {"norm", "linalg_vector_norm"} & around.before else "clamp"
+    )
+
+
+def added_label(around: Around, value: float) -> str:
+    """What it is called if a number that is added is another one."""
+    if around.kind == "i":
+        return position_label(around, abs(value) > 1)
+    if value == 1 and any(around.is_parameter(ref) for ref in around.tensors):
+        return "norm-plus-one"
+    if ROOTS & around.following or (
+        "div" in around.following and {"sqrt", "linalg_vector_norm", "std"} & around.before
+    ):
+        return "norm-eps"
+    if around.in_tables:
+        return "position-shift"
+    return offset_label(around)
+
+
+def offset_label(around: Around) -> str:
+    """What it is called if something is added that is not there, or another number."""
+    if "round" in around.after | around.before | {around.op}:
+        return "zero-point"
+    return "gate-formula" if "sigmoid" in around.following and "tanh" in around.after else "offset"
+
+
+def factor_label(around: Around) -> str:
+    """What a factor is called that is another one, or one too many."""
+    if around.kind == "i":
+        return position_label(around, False)
+    if is_cap(around):
+        return "softcap"
+    if around.in_tables:
+        return table_of_angles(around, "rope-theta" if {"pow", "exp"} & around.after else "rope-scaling")
+    if around.is_bias_of_scores:
+        return "alibi-slope"
+    if CHOOSING & around.before and not around.of_scores:
+        return "scale"
+    return "attention-scale" if around.of_scores else "scale"
+
+
+def is_cap(around: Around) -> bool:
+    """Whether a number divides right before a tanh, or multiplies right behind it."""
+    near = (around.following | around.preceding) - MOVES
+    if around.op == "tanh":
+        return bool(near & {"mul", "div"}) and not is_cell(around)
+    return "tanh" in near and around.op in ("mul", "div") and not is_cell(around)
+
+
+def power_label(around: Around) -> str:
+    """What it is called if a base or an exponent is another one."""
+    return table_of_angles(around, "rope-theta") if around.in_tables else CHANGED
+
+
+def table_of_angles(around: Around, turned: str) -> str:
+    """Tables of positions that are joined are added to something; those of a rotation stay two."""
+    calls = around.rerun.calls
+    behind = [Around(around.rerun, n) for n, call in calls.items() if call.op.split(".")[1] in ("cos", "sin")]
+    mixed = any({"mul"} & one.after for one in behind)
+    return "frequency-table" if not mixed and any(JOINS & one.following for one in behind) else turned
+
+
+def left_out_label(around: Around, at: int, ref: Ref, other: Ref | None) -> str:
+    """What it is called if a term is missing."""
+    if around.kind == "f" and is_mask(around.array(ref)) and around.of_scores:
+        return "mask-missing"
+    if around.is_parameter(ref) and around.is_small(ref):
+        return "missing-bias"
+    maker = around.rerun.calls.get(ref.node)
+    if maker is not None and maker.op.split(".")[1] == "mean" and at == 1:
+        return "rms-vs-layernorm"
+    if other is not None and around.depends(other, ref) and not around.of_scores:
+        return "missing-residual"
+    return "missing-term"
+
+
+def scaled_label(around: Around, ref: Ref) -> str:
+    """What it is called if a term counts otherwise."""
+    maker = around.rerun.calls.get(ref.node)
+    if maker is not None and Around(around.rerun, ref.node).is_bias_of_scores:
+        return "alibi-slope"
+    return "scale"
+
+
+def skipped_label(around: Around) -> str:
+    """What it is called if an operation is not applied."""
+    if around.op in NORMS:
+        return "norm-missing"
+    if is_cap(around):
+        return "softcap"
+    if around.op in ("clamp", "clamp_min", "clamp_max", "hardtanh"):
+        return clamp_label(around)
+    if around.op in ("add", "sub", "rsub"):
+        return added_label(around, 0.0)
+    if around.op in ("masked_fill", "where") and around.of_scores:
+        return "mask-missing"
+    if around.op in ("mul", "div"):
+        if CHOOSING & around.before and "sum" in around.before and around.op == "div":
+            return "router-renorm"
+        return factor_label(around)
+    return "skipped-op"
+
+
+def axes_label(around: Around) -> str:
+    """What it is called if a reduction runs over other axes, or over parts of one."""
+    if CHOOSING & around.before and "div" in around.following:
+        return "router-renorm"
+    normalises = around.op in SOFTMAX or ROOTS & around.after or {"div", "sub"} & around.following
+    return "norm-axis" if normalises else "axis-order"
+
+
+def mask_label(around: Around) -> str:
+    """What it is called if a condition holds everywhere or nowhere."""
+    if ATTENTION & around.after:
+        return "mask-missing"
+    if around.in_tables or "embedding" in around.after:
+        return "position-shift"
+    return "skipped-op"
+
+
+def merge_label(around: Around, sizes: tuple[int, ...]) -> str:
+    """What it is called if axes are merged or split in another order."""
+    if {"expand", "repeat"} & around.before and around.of_scores and _repeats(around):
+        return "gqa-order"
+    if 2 in sizes and around.is_rotation and len(sizes) == 2 and len(around.rerun.shape(around.tensors[0])) > 3:
+        return "rope-interleave"
+    if 3 in sizes and around.in_attention:
+        return "qkv-order"
+    return "head-permutation" if around.in_attention else "axis-order"
+
+
+def _repeats(around: Around) -> bool:
+    left = list(around.makers())
+    while left:
+        one = left.pop()
+        if one.op in ("expand", "repeat") and one.tensors and one.rerun.shape(one.tensors[0]) != one.shape:
+            return True
+        left += one.makers() if one.op in ("clone", "expand", "_unsafe_view", "view") else ()
+    return False
+
+
+def parts_label(around: Around, count: int) -> str:
+    """What it is called if parts are taken in another order."""
+    if count == 2:
+        return "swapped-halves"
+    if around.after >= RECURRENT and not around.in_attention:
+        return "gate-order"
+    return "qkv-order" if around.in_attention and count == 3 else "gate-order"
+
+
+def swapped_label(around: Around, one: Ref, other: Ref) -> str:
+    """What it is called if two operands are exchanged: parts of one tensor are its blocks."""
+    parted, too = around.parted(one), around.parted(other)
+    if parted is None or too is None or parted.number != too.number:
+        return "swapped-operands"
+    return parts_label(parted, len(parted.call.results))
+
+
+def interleave_label(around: Around) -> str:
+    """What it is called if neighbours are taken for halves."""
+    return "rope-interleave" if around.is_rotation else "interleave"
+
+
+def table_label(around: Around) -> str:
+    """What it is called if a small table holds other numbers."""
+    if around.in_tables:
+        return table_of_angles(around, "rope-scaling")
+    return "alibi-slope" if around.is_bias_of_scores else "wrong-weight"
+
+
+def order_label(around: Around, first: str) -> str:
+    """What it is called if two neighbours are exchanged."""
+    if {around.op, first} & ROOTS and "add" in (around.op, first):
+        return "norm-eps-placement"
+    return "axis-order" if around.op in ("view", "transpose", "permute") else "op-order"
+
+
+def activation_label(around: Around) -> str:
+    """What it is called if another function of one number is applied."""
+    if CHOOSING & around.after:
+        return "activation-variant"
+    return "activation-variant"
+
+
+def source_label(around: Around, old: Ref, new: Ref) -> str:
+    """What it is called if a call reads another tensor."""
+    if around.is_parameter(old) and around.is_parameter(new):
+        return "weight-swap"
+    both = old.node == new.node and old.node in around.rerun.calls and len(around.rerun.calls[old.node].results) > 1
+    if both and (old in around.rerun.refs and old not in around.rerun.given):
+        return parts_label(Around(around.rerun, old.node), len(around.rerun.calls[old.node].results))
+    if is_cell(around):
+        return "gate-formula"
+    if around.op == "add" and not around.of_scores:
+        return "residual-source"
+    return CHANGED
+
+
+def is_cell(around: Around) -> bool:
+    """Whether sigmoids and a tanh are mixed, as recurrent cells mix them."""
+    ops = {base(call) for call in around.rerun.calls.values()}
+    return ops >= RECURRENT and not ATTENTION & ops
+
+
+ACTIVATIONS = frozenset({
+    "relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "softplus", "hardswish", "hardsigmoid", "hardtanh",
+    "mish", "abs", "selu", "relu6", "softsign", "celu", "log_sigmoid_forward", "prelu",
+})  # fmt: skip
+RESIZES = frozenset({"upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"})
+PADS = frozenset({
+    "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "reflection_pad1d", "replication_pad1d",
+})  # fmt: skip
+LOSSES = frozenset({"nll_loss_forward", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"})
+KINDS: tuple[tuple[frozenset[str], str], ...] = (
+    (POOLS | {"mean", "amax", "max", "adaptive_max_pool2d", "_adaptive_avg_pool2d"}, "pool-mode"),
+    (ACTIVATIONS, "activation-variant"), (RESIZES, "interpolation"), (PADS, "padding"), (NORMS, "norm-axis"),
+    (frozenset({"floor", "ceil", "round", "trunc"}), "rounding-mode"), (LOSSES, "loss-formula"),
+)  # fmt: skip
+
+
+def kind_label(one: str, other: str) -> str:
+    """What it is called if one operation stands for another."""
+    return next((label for ops, label in KINDS if one in ops and other in ops), CHANGED)
+
+
+ADDED: Mapping[str, str] = {
+    "clamp": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "hardtanh": "clamp", "tanh": "softcap",
+    "native_dropout": "dropout-active", "bernoulli": "dropout-active", "neg": "scale",
+}  # fmt: skip
+
+
+def additional_label(op: str, around: Around) -> str:
+    """What it is called if the candidate calls something that the reference does not; `around` is where."""
+    if op in ("mul", "div"):
+        return factor_label(around)
+    return ADDED.get(op, CHANGED)

@@ -1,0 +1,171 @@
+"""The engine: changes of a program, the cheap before the expensive, until some give what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, combinations
+
+import numpy as np
+
+from ..causes.labels import LABELS
+from ..program.edits import Edit
+from ..program.reruns import Rerun
+from .around import Around, Change
+from .changes import larger, masks, moves, several, terms
+from .changes.formats import formats
+from .changes.numbers import Constant, constants, extras, is_table, settings, table_change, without
+from .fitting import Left, fitted, fitted_table, whole
+from .naming import CHANGED
+from .trying import Floats, Trial, Tried
+
+TELLING = 16  # elements found for every number fitted to them
+MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
+TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, without, settings)
+ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
+
+Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
+
+
+def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool = True) -> list[Tried]:
+    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats.
+
+    Unless it is to be `thorough`, only the first.
+    """
+    for stage in (_simple, _read, _numbers, _extra, _formats, _tables) if thorough else (_simple,):
+        found = list(stage(trial, arounds))
+        if found or trial.late:
+            return found
+    return []
+
+
+def _simple(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """One call made otherwise; calls of one operation made otherwise alike, all of them or two."""
+    alike: dict[tuple[str, str], dict[int, Change]] = {}
+    for around in arounds:
+        for change in rewrites(around):
+            alike.setdefault((around.op, change.kind), {})[around.number] = change
+            yield from _tried(trial, change)
+    for group in alike.values():
+        pairs = combinations(group, 2) if 2 < len(group) <= MOST_TOGETHER else ()
+        for numbers in chain([tuple(group)] if len(group) > 1 else [], pairs):
+            yield from _tried(trial, together([group[number] for number in numbers]))
+
+
+def rewrites(around: Around) -> Iterator[Change]:
+    """Every way in which one call may have been another."""
+    for table in TABLES:
+        try:
+            yield from table(around)
+        except ERRORS:  # a call of another form than this table knows
+            continue
+
+
+def together(changes: Sequence[Change]) -> Change:
+    """Several changes at once."""
+    edit: dict[int, object] = {}
+    for one in changes:
+        edit |= one.edit
+    named = max(changes, key=lambda one: (one.label != CHANGED, LABELS[one.label].specificity))
+    said = f"{named.said} (as in {len(changes) - 1} more call{'s' * (len(changes) > 2)})"
+    return Change(named.kind, named.label, said, edit, named.bits + 2.0, named.free, named.parameters)  # type: ignore[arg-type]
+
+
+def _read(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Neighbours exchanged, tensors read turned or in another's place."""
+    chosen = {one.number for one in arounds}
+    for change in chain(several.conjugates(trial.rerun), several.leaves(trial.rerun)):
+        if chosen & set(change.edit):
+            yield from _tried(trial, change)
+    for around in arounds:
+        try:
+            for change in chain(several.orders(around), several.sources(around)):
+                yield from _tried(trial, change)
+        except ERRORS:
+            continue
+
+
+def _tried(trial: Trial, change: Change) -> Iterator[Tried]:
+    found = trial.tried(change)
+    if found is not None:
+        yield found
+
+
+def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Another number in the place of one that a call is given, or of all that are the same."""
+    known = [one for around in arounds for one in constants(around)]
+    alike: dict[object, list[Constant]] = {}
+    for one in known:
+        alike.setdefault(one.value, []).append(one)
+        alike.setdefault((one.around.op, one.name, one.value), []).append(one)
+    together_ = {tuple(id(one) for one in group): group for group in alike.values() if len(group) > 1}
+    for group in [*([one] for one in known), *together_.values()]:
+        yield from _fitted(trial, group)
+
+
+def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
+    first = group[0]
+    if trial.found.size < TELLING and not first.whole:
+        return
+
+    def edit(value: float) -> Edit:
+        made: dict[int, object] = {}
+        for one in group:
+            made |= one.edit(value)
+        return made  # type: ignore[return-value]
+
+    fit = whole if first.whole else fitted
+    best = fit(first.value, lambda value: trial.left(edit(value)), trial.enough)
+    if best is not None and best[1] <= trial.enough and best[0] != first.value:
+        value = _fewest_digits(best[0], lambda value: trial.left(edit(value)), trial.enough)
+        change = first.change(value, free=1)
+        more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
+        yield from _tried(trial, Change(change.kind, change.label, change.said + more, edit(value), change.bits,
+                                        0 if first.whole else 1, change.parameters))  # fmt: skip
+
+
+def _fewest_digits(value: float, left: Left, enough: float) -> float:
+    """The number of fewest digits that does as well."""
+    for digits in range(1, 7):
+        short = float(f"{value:.{digits}g}")
+        if abs(short - value) <= 1e-2 * abs(value):
+            array = left(short)
+            if array is not None and float(np.linalg.norm(array)) <= enough:
+                return short
+    return value
+
+
+def _extra(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """A factor or an offset that the code does not have."""
+    for around in arounds:
+        for one in extras(around):
+            yield from _fitted(trial, [one])
+
+
+def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Calls in a shorter format."""
+    chosen = {one.number for one in arounds}
+    for change in formats(trial.rerun):
+        if chosen & set(change.edit):
+            yield from _tried(trial, change)
+
+
+def _tables(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Other numbers in a small table: slopes, frequencies."""
+    small = [one for one in arounds if is_table(one)]
+    for around in sorted(small, key=lambda one: trial.rerun.array(one.result).size):
+        table = np.asarray(trial.rerun.array(around.result), np.float64)
+        if trial.found.size < TELLING * table.size or trial.late:
+            continue
+        best = fitted_table(table, partial(_left_by, trial, around))
+        if best is not None and best[1] <= trial.enough:
+            yield from _tried(trial, table_change(around, best[0]))
+
+
+def _left_by(trial: Trial, around: Around, numbers: Floats) -> Floats | None:
+    return trial.left(table_change(around, numbers).edit)
+
+
+def arounds_of(rerun: Rerun) -> list[Around]:
+    """The calls of a program, the last first: changes of these take the least work."""
+    return [Around(rerun, number) for number in reversed(list(rerun.calls))]

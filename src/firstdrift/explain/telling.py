@@ -1,0 +1,40 @@
+"""The smallest change as a cause: with its sentence, and how sure it is."""
+
+from __future__ import annotations
+
+from math import log10
+
+import numpy as np
+
+from ..causes.agreement import distance
+from ..causes.evidence import Evidence
+from ..causes.labels import LABELS
+from ..compare.result import Cause
+from .engine import Answer
+from .naming import CHANGED
+
+TELLING = 16  # elements that differ, from which on a change is told from chance
+SURE, LIKELY, ONE_OF_SOME = 0.97, 0.7, 0.5
+
+
+def cause_of(answer: Answer, evidence: Evidence) -> Cause:
+    """The cause that an answer is."""
+    sentence = answer.sentence
+    if answer.rivals:
+        sentence += f" (it may as well be called {' or '.join(answer.rivals[:2])})"
+    label = "loss-formula" if evidence.site.phase == "loss" and answer.label == CHANGED else answer.label
+    rival = answer.rivals[0] if answer.rivals else None
+    confidence, confirm = _confidence(answer, evidence), LABELS[label].confirm
+    return Cause(label, sentence, confidence, confirm, answer.parameters, rival)
+
+
+def _confidence(answer: Answer, evidence: Evidence) -> float:
+    """How sure a change is: less where others do as well, where few elements tell, or little stands out of noise."""
+    if answer.rivals:
+        return ONE_OF_SOME
+    expected, found = evidence.expected, evidence.found
+    differing = int(np.count_nonzero(expected != found))
+    whole = distance(expected, found)
+    over = log10(whole / max(answer.left, evidence.noise, 1e-15)) if 0 < whole < float("inf") else 3.0
+    few = differing < TELLING * (1 + answer.free)
+    return LIKELY if few or (over < 1.5 and not answer.both) else SURE

@@ -1,1 +1,0 @@
-"""What one change in the reference's own code gives the candidate's tensor?"""
