@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-engines check bench live install clean
+.PHONY: demo test test-all test-engines check bench realbugs live install clean
 
 demo: $(STAMP)
 	$(BIN)/firstdrift demo
@@ -29,6 +29,11 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python bench/run.py
+
+# Bugs between published releases; downloads them.
+realbugs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --requirement bench/realbugs/requirements.txt
+	PYTHONPATH=bench $(BIN)/python -m realbugs
 
 # A real model on real text, about 45 minutes of one core; killed, it goes on where it was.
 live: $(STAMP)

@@ -7,5 +7,5 @@ The truth of every case comes from float64 runs and from how the case was made. 
 - `running`: a run in any legal way, free or from another run's tensors, right or wrong;
 - `truth`: noise from legal rewrites, and the size of an error in units of it;
 - `changes`, `forms`: what goes wrong, and what of a run is written down;
-- `cases`, `tally`: a case judged by `fd.diff`, and the counts.
+- `cases`, `crowd`, `tally`: a case judged by `fd.diff`, many of them by several processes, and the counts.
 """

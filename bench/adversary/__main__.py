@@ -7,26 +7,13 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from .cases import CASES, Outcome, open_batch, run_case
+from .cases import Outcome, open_batch, run_case
+from .crowd import outcomes
 from .tally import summary
-
-
-def outcomes(seed: int, cases: int, scratch: Path, only: str | None = None) -> Iterator[Outcome]:
-    """Judged cases until there are enough."""
-    made = number = 0
-    while made < cases:
-        batch = open_batch(seed, number, scratch, only)
-        for index in range(CASES):
-            outcome = run_case(batch, index)
-            if outcome is not None and made < cases and (only is None or only in (outcome.kind, outcome.network)):
-                made += 1
-                yield outcome
-        number += 1
 
 
 def repeated(case: str, scratch: Path, only: str | None = None) -> Outcome | None:
@@ -39,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="adversary", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes; the cases are the same however many")
     parser.add_argument("--json", type=Path, help="write every case to this file, one a line")
     parser.add_argument("--only", help="one kind of network, or one kind of change")
     parser.add_argument("--case", help="repeat one case by its id")
@@ -50,14 +38,14 @@ def main() -> None:
             outcome = repeated(options.case, scratch, options.only)
             print(json.dumps(outcome and outcome.to_dict(), indent=1))
             return
-        start, done = time.process_time(), []
+        start, done = time.monotonic(), []
         sink = options.json.open("w") if options.json else None
-        for outcome in outcomes(options.seed, options.cases, scratch, options.only):
+        for outcome in outcomes(options.seed, options.cases, scratch, options.only, options.workers):
             done.append(outcome)
             if sink:
                 sink.write(json.dumps(outcome.to_dict()) + "\n")
                 sink.flush()
-        print(summary(done, time.process_time() - start))
+        print(summary(done, (time.monotonic() - start) * options.workers))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

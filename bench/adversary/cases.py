@@ -85,7 +85,8 @@ def open_batch(seed: int, number: int, scratch: Path, only: str | None = None) -
     network = drawn.stored(store)
     recording = Recording(drawn, path)
     reference = run(network, store, None) if dtype == "f8" else recording.values()
-    return Batch(seed, number, dtype, network, recording, reference, Truth.of(network, store, number), scratch)
+    truth = Truth.of(network, store, number, drawn if dtype == MIXED else None)
+    return Batch(seed, number, dtype, network, recording, reference, truth, scratch)
 
 
 def _with_clear_choices(rng: np.random.Generator, kind: str, train: bool, dtype: str) -> Network:
@@ -190,7 +191,7 @@ def _judged(
     if not form.program:
         ours = batch.recording.write(form, batch.scratch / "reference", batch.reference)
     theirs = batch.recording.write(form, batch.scratch / "candidate", values, drawn and drawn.attrs)
-    result = fd.diff(ours, theirs)
+    result = fd.diff(ours, theirs, explain=False)
     first = result.first_drift
     found = None if first is None else fd.Site(first.step, first.phase, first.name, first.port, first.call, None)
     known = None if found is None else batch.recording.known.get(found) or _tied(batch.network, found)

@@ -26,7 +26,7 @@ def summary(cases: Sequence[Outcome], seconds: float) -> str:
     wrong = [one for one in cases if one.kind != "clean"]
     large = [one for one in wrong if one.size >= FOUND_FROM]
     lines = [
-        f"{len(cases)} cases, {len(wrong)} wrong, {len(clean)} clean; {seconds / max(1, len(cases)):.3f} s of CPU each",
+        f"{len(cases)} cases, {len(wrong)} wrong, {len(clean)} clean; {seconds / max(1, len(cases)):.3f} s each",
         f"wrong and green: {_share(wrong, ('false green',))}",
         f"clean and exit 1: {_share(clean, ('false alarm',))}",
     ]

@@ -99,11 +99,12 @@ class Truth:
     free: Mapping[fd.Site, Noise]
 
     @classmethod
-    def of(cls, network: Network, store: torch.dtype, seed: int) -> Truth:
-        """Measured by free runs in legal ways: against float64 from the start, and from each run's own tensors."""
+    def of(cls, network: Network, store: torch.dtype, seed: int, reference: Network | None = None) -> Truth:
+        """Measured by free runs in legal ways: against float64 from the start, and from each run's own tensors. A
+        reference that stores more digits starts from other numbers: correct runs are that far from it as well."""
         seeds = [None, *(seed * 1000 + k for k in range(1, REWRITES + HELD_OUT))]
         runs = [run(network, store, one) for one in seeds]
-        exact = run(network, torch.float64, None)
+        exact = run(reference or network, torch.float64, None)
         truths = [run_from(network, torch.float64, None, one) for one in runs]
         return cls(network, store, exact, _noise(runs, truths, store), _noise(runs, [exact] * len(runs), store))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.mapping import parse_map
+from firstdrift.live.copying import copied_model
+from firstdrift.pair.mapping import parse_map
 
 from .case import Place
 from .sides import Sides
@@ -81,7 +81,7 @@ def run_side(model: nn.Module, path: Path, sides: Sides, which: str) -> Path:
     loss_fn = sides.candidate_loss_fn if candidate else sides.loss_fn
     target = sides.candidate_target if candidate else sides.target
     factory = sides.candidate_optimizer if candidate else sides.optimizer
-    model = copy.deepcopy(model).train(sides.train)
+    model = copied_model(model).train(sides.train)
     optimizer = factory(model) if factory is not None else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sides.seed)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstdrift import open_trace
-from firstdrift.compare.measuring import load_pair
-from firstdrift.compare.pairs import Pair, ReconcileError
+from firstdrift.compare.measuring import load_recorded
 from firstdrift.comparison import Opened, align_traces
 from firstdrift.errors import FirstdriftError
+from firstdrift.pair.pairs import Pair, ReconcileError
 from firstdrift.traces import Trace
 
 from .asking import Answer, Recorded, diff_traces
@@ -52,7 +52,7 @@ def first_failures(recorded: Recorded, truth: Path | None) -> dict[str, Answer]:
 def _values(opened: Opened) -> Iterator[tuple[Pair, Array, Array]]:
     for pair in opened.alignment.pairs:
         try:
-            ours, theirs = load_pair(pair, opened.reference, opened.candidate)
+            ours, theirs = load_recorded(pair, opened.reference, opened.candidate)
         except (ReconcileError, FirstdriftError, ValueError):
             continue
         if ours.shape == theirs.shape:

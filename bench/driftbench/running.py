@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -77,7 +78,8 @@ def run_cases(
                 yield case, run_case(case, modes, with_baselines)
         return
     work = partial(_run_named, modes=tuple(modes), with_baselines=with_baselines)
-    with ProcessPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    spawned = get_context("spawn")  # forked from a process that has loaded torch, a worker could run no program
+    with ProcessPoolExecutor(jobs, mp_context=spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield from zip(cases, pool.map(work, [case.name for case in cases], chunksize=4), strict=True)
 
 

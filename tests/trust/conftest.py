@@ -30,15 +30,15 @@ def sampled(scratch):
 @pytest.fixture(scope="session")
 def complete(scratch):
     """All cases; ADVERSARY_SEED draws others."""
-    return draw(int(os.environ.get("ADVERSARY_SEED", "1")), COMPLETE, scratch)
+    return draw(int(os.environ.get("ADVERSARY_SEED", "1")), COMPLETE, scratch, workers=os.cpu_count() or 1)
 
 
-def draw(seed, count, scratch):
-    from adversary.__main__ import outcomes
+def draw(seed, count, scratch, workers=1):
+    from adversary.crowd import outcomes
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return list(outcomes(seed, count, scratch))
+        return list(outcomes(seed, count, scratch, workers=workers))
     finally:
         torch.set_num_threads(before)

@@ -49,7 +49,17 @@ def test_a_change_has_its_size_at_its_own_site_alone(batches, number):
 
 
 def test_a_case_is_repeated_by_its_id(scratch):
-    from adversary.__main__ import outcomes, repeated
+    from adversary.__main__ import repeated
+    from adversary.crowd import outcomes
 
     first = next(iter(outcomes(6, 1, scratch)))
     assert repeated(first.id, scratch) == first
+
+
+def test_the_cases_are_the_same_however_many_work(scratch):
+    from adversary.crowd import outcomes
+
+    def ids(workers):
+        return [(one.id, one.exit_code, one.size) for one in outcomes(6, 45, scratch / "crowd", workers=workers)]
+
+    assert ids(1) == ids(2)

@@ -1,0 +1,1 @@
+"""Is what belongs together found without names? Traces of independent implementations, renamed and rearranged."""

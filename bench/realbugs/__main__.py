@@ -1,0 +1,5 @@
+"""`python -m realbugs`, from the directory above."""
+
+from realbugs.running import main
+
+main()
