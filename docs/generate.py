@@ -1,5 +1,5 @@
 """Writes the reference pages: docs/cli.md from `--help`, docs/python.md from docstrings, docs/operations.md from the
-library of operations.
+library of operations, and the table of numbers in docs/verdicts.md.
 
 python docs/generate.py            write them
 python docs/generate.py --check    say which are out of date, and exit with 1 if any is
@@ -18,11 +18,14 @@ import click
 
 import firstdrift
 from firstdrift.cli.main import COMMANDS, cli
+from firstdrift.judge.numbers import NUMBERS, SOURCES, Number
 from firstdrift.program.operations.known_operations import OPERATIONS
 from firstdrift.program.operations.op_table import BY_SHAPE, REQUIRED, Operation, Setting
 
 DOCS = Path(__file__).parent
 HOW = "python docs/generate.py"
+NUMBERS_BEGIN = "<!-- numbers: written by docs/generate.py from src/firstdrift/judge/numbers.py -->"
+NUMBERS_END = "<!-- end of numbers -->"
 WIDTH = 98  # of help texts on a wide terminal, and of signatures before they are broken into lines
 
 CLI_HEAD = f"""\
@@ -83,7 +86,32 @@ def pages() -> dict[Path, str]:
         DOCS / "cli.md": cli_page(),
         DOCS / "python.md": python_page(),
         DOCS / "operations.md": operations_page(),
+        DOCS / "verdicts.md": verdicts_page(),
     }
+
+
+def verdicts_page() -> str:
+    """The page on verdicts with the table of numbers in its place."""
+    before, _, rest = (DOCS / "verdicts.md").read_text("utf-8").partition(NUMBERS_BEGIN)
+    _, _, after = rest.partition(NUMBERS_END)
+    rows = ["| number | value | unit | source | test |", "|---|---|---|---|---|", *map(_number, NUMBERS)]
+    sources = [f"- {name}: {meaning}" for name, meaning in SOURCES.items()]
+    return "\n".join([before + NUMBERS_BEGIN, *sources, "", *rows, NUMBERS_END]) + after
+
+
+def _number(one: Number) -> str:
+    test = f"`{one.test}`" if one.test else ""
+    return f"| `{one.where}.{one.name}` | {_value(one.value)} | {one.unit} | {one.source} | {test} |"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(_value, value))
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return _value({field: getattr(value, field) for field in value.__dataclass_fields__})
 
 
 def operations_page() -> str:

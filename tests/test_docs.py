@@ -297,7 +297,7 @@ def _generate():  # type: ignore[no-untyped-def]
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md"])
+@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md", "verdicts.md"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     path = ROOT / "docs" / name
     expected = _generate().pages()[path]
