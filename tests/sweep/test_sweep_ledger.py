@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -223,6 +224,26 @@ def test_a_directory_that_another_sweep_uses_is_refused(tmp_path):
         with pytest.raises(TraceInUseError, match="another sweep is writing there"), open_ledger(tmp_path / "out", {}):
             pass
         other.communicate(b"\n")
+    with open_ledger(tmp_path / "out", {}):
+        pass
+
+
+def holding(directory):
+    """The code of a process that forks a child like a worker, which watches for its end, and is killed at once."""
+    return "\n".join([
+        "import multiprocessing, os, signal, time", "from pathlib import Path",
+        "from firstdrift.sweeping.ledger import open_ledger",
+        "from firstdrift.sweeping.processes import leave_with_parent",
+        "def work(late):", "    time.sleep(late)", "    leave_with_parent(lambda: os._exit(1))", "    time.sleep(600)",
+        f"with open_ledger(Path({str(directory)!r}), {{}}):", "    context = multiprocessing.get_context('fork')",
+        "    for late in (0, 0.3):", "        context.Process(target=work, args=(late,)).start()",
+        "    os.kill(os.getpid(), signal.SIGKILL)",
+    ])  # fmt: skip
+
+
+def test_a_sweep_waits_for_what_a_killed_one_had_started(tmp_path):
+    """Workers hold the lock that they were forked with until they see that nobody waits for them, late ones too."""
+    assert subprocess.run([sys.executable, "-c", holding(tmp_path / "out")]).returncode == -signal.SIGKILL
     with open_ledger(tmp_path / "out", {}):
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..regular import read_regular
 from ..store.lock import acquire
 from ..strict_json import Json, decode_object, encode, plain
 from .cases import RUNNING, Case, directory_of, key_of
+from .processes import ORPHANED
 from .rows import Row
 
 SCHEMA = "firstdrift-sweep-rows-v1"
@@ -23,6 +25,7 @@ RESULTS = "results.jsonl"
 BEFORE = "results.old.jsonl"
 LOCK = "lock"
 CASES = "cases"
+LOOKS = 4  # at a lock, ORPHANED apart
 
 
 class Ledger:
@@ -131,6 +134,16 @@ def _differing(old: Any, new: Any) -> list[str]:
     return sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
 
 
+def _acquired(descriptor: int) -> bool:
+    """Whether the lock is ours. What a killed sweep had started holds it until it has seen that it is an orphan."""
+    for look in range(LOOKS):
+        if look:
+            time.sleep(ORPHANED)
+        if acquire(descriptor):
+            return True
+    return False
+
+
 @contextmanager
 def open_ledger(directory: Path, identity: dict[str, Any], *, force: bool = False) -> Iterator[Ledger]:
     """The ledger of a directory, which nobody else may use meanwhile."""
@@ -144,7 +157,7 @@ def open_ledger(directory: Path, identity: dict[str, Any], *, force: bool = Fals
     with storage(directory, "write the results", refused):
         lock = open(directory / LOCK, "ab")  # noqa: SIM115
     with lock:
-        if not acquire(lock.fileno()):
+        if not _acquired(lock.fileno()):
             raise TraceInUseError(f"{directory}: another sweep is writing there; wait for it, or choose another --out")
         ledger = Ledger(directory)
         with storage(directory, "write the results", refused):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -80,7 +81,8 @@ def leave_when_told() -> None:
 def leave_with_parent(leave: Callable[[], None]) -> None:
     """Leave when the process is an orphan: one that was killed cannot end its children, and a forked one would keep
     what its parent had locked."""
-    parent = os.getppid()
+    started_by = multiprocessing.parent_process()  # it may have died since
+    parent = os.getppid() if started_by is None else started_by.pid
 
     def watch() -> None:
         while os.getppid() == parent:
