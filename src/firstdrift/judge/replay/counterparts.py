@@ -9,7 +9,7 @@ import numpy as np
 
 from ...compare.measuring import load_recorded
 from ...errors import FirstdriftError
-from ...pair.pairs import Pair, ReconcileError
+from ...pair.pairs import Pair, ReconcileError, Transform, apply_all
 from ...sites import Site
 from ...traces import Array, Trace
 
@@ -23,7 +23,7 @@ class Counterparts:
         self._reference, self._candidate = reference, candidate
         there: dict[Site, list[Pair]] = {}
         for pair in pairs:
-            if _has_values(pair) and all(step.kind in _UNDONE for step in pair.reference_steps):
+            if _has_values(pair) and all(step.kind in _UNDONE for step in pair.reference_steps) and _fits(pair):
                 there.setdefault(pair.reference.site, []).append(pair)
         whole = {site: _covering(found) for site, found in there.items()}
         self._parts = {site: parts for site, parts in whole.items() if parts}
@@ -67,6 +67,32 @@ class Counterparts:
 
 def _has_values(pair: Pair) -> bool:
     return bool(pair.candidate) and all(record.at is not None for record in (pair.reference, *pair.candidate))
+
+
+def _fits(pair: Pair) -> bool:
+    """Whether the candidate's tensor has the shape that the program needs: a replay starts from no other."""
+    try:
+        needed = apply_all(_stand_in(pair.reference.shape), _reshaping(pair.reference_steps))
+        brought = apply_all(_stand_in(_joined_shape(pair)), _reshaping(pair.candidate_steps))
+    except (ReconcileError, IndexError):
+        return False
+    return [dim for dim in needed.shape if dim != 1] == [dim for dim in brought.shape if dim != 1]
+
+
+def _joined_shape(pair: Pair) -> tuple[int, ...]:
+    shape = list(pair.candidate[0].shape or ())
+    if pair.concatenate is not None and shape:
+        shape[pair.concatenate] = sum((record.shape or ())[pair.concatenate] for record in pair.candidate)
+    return tuple(shape)
+
+
+def _stand_in(shape: tuple[int, ...] | None) -> Array:
+    """A tensor of that shape and of no bytes."""
+    return np.broadcast_to(np.zeros((), np.bool_), shape or ())
+
+
+def _reshaping(steps: Sequence[Transform]) -> list[Transform]:
+    return [step for step in steps if step.kind != "scale"]
 
 
 def _covering(pairs: Sequence[Pair]) -> list[Pair]:

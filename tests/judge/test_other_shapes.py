@@ -1,0 +1,58 @@
+"""Tensors that only one side repeats for every sample are not comparable, and no replay starts from them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import firstdrift as fd
+from firstdrift import Verdict
+
+WORDS, TOKENS, WIDTH, BATCH = 50, 10, 32, 3
+
+
+class Reference(nn.Module):
+    """Looks positions up once."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.pos, self.norm = nn.Embedding(WORDS, WIDTH), nn.Embedding(TOKENS, WIDTH), nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def positions(self, ids):
+        return torch.arange(ids.shape[1])
+
+    def forward(self, ids):
+        return self.head(self.norm(self.emb.weight[ids] + self.pos(self.positions(ids))))
+
+
+class Candidate(Reference):
+    """Looks positions up for every sample."""
+
+    def positions(self, ids):
+        return super().positions(ids).expand(ids.shape)
+
+
+def library(logits, target):
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def by_hand(logits, target):
+    return -(logits - logits.logsumexp(-1, keepdim=True)).gather(-1, target[..., None]).mean()
+
+
+def traced(kind, loss, path, seed):
+    torch.manual_seed(seed)
+    model, ids = kind(), torch.randint(0, WORDS, (BATCH, TOKENS))
+    with fd.trace(model, path):
+        loss(model(ids), torch.randint(0, WORDS, (BATCH, TOKENS))).backward()
+    return path
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_behind_positions_of_every_sample_is_noise(tmp_path, seed):
+    """The reference's gradient of the table starts from a tensor that the candidate has in another shape."""
+    sides = traced(Reference, library, tmp_path / "a", seed), traced(Candidate, by_hand, tmp_path / "b", seed)
+    verdicts = {str(pair.site): pair.verdict for pair in fd.diff(*sides, explain=False).pairs}
+    assert verdicts["agrad pos:out step 0"] is Verdict.NOT_COMPARABLE
+    assert verdicts["grad pos:weight step 0"] is Verdict.NOISE
