@@ -1,8 +1,9 @@
 """Activations that the candidate keeps along other axes: found by the numbers of some, believed where others share it.
 
 An arrangement that the shapes demand is taken where numbers prove it and another tensor shares it or what comes after
-agrees. One that changes no shape could hide a mistake: there, both have to be. What a mistake has
-changed lies as its like does. Every tensor is judged all the same, after the steps that are named with it.
+agrees; padding is cut off only where what comes after shows that nothing reads it. One that changes no shape could hide
+a mistake: there, both have to be. What a mistake has changed lies as its like does. Every tensor is judged all the
+same, after the steps that are named with it.
 """
 
 from __future__ import annotations
@@ -60,12 +61,23 @@ class _Layouts:
         """Whether more than this tensor's numbers speak for its arrangement: merged axes are in order, another tensor
         shares it, or what comes after agrees."""
         steps = told[site] or ()
+        if _is_cut(steps):
+            return self._is_unread(site, told)
         if all(step.kind == "reshape" for step in steps):
             return True
         kinds = [step.kind for step in steps]
         like = (other for other, one in told.items() if one and other != site)
         if any([step.kind for step in told[other] or ()] == kinds for other in like):
             return True
+        return self._agrees_after(site, told)
+
+    def _is_unread(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
+        """Whether nothing reads what is cut off: it is no result of the model, and what comes after the last of its
+        like is whole and agrees."""
+        last = [other for other, steps in told.items() if _is_cut(steps or ())][-1]
+        return site.name != "" and self._agrees_after(last, told)
+
+    def _agrees_after(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
         sites = list(self.pairs)
         later = [self.pairs[other] for other in sites[sites.index(site) + 1 :] if other not in told]
         return any(agrees(*self.arrays(pair), ()) for pair in later)
@@ -94,6 +106,10 @@ class _Layouts:
             if len(sites) >= SHARED and agreeing > max(order[site] for site in sites):
                 found.update(dict.fromkeys(sites, steps))
         return found
+
+
+def _is_cut(steps: Steps) -> bool:
+    return any(step.kind == "slice" for step in steps)
 
 
 def _is_plain(pair: Pair) -> bool:
