@@ -195,3 +195,22 @@ def test_check_tells_of_settings_too():
     assert result.exit_code == 1
     assert only(result).key == "eps"
     assert not fd.check(reference=network(), candidate=network(), inputs=(x,)).settings
+
+
+class TanhGELU(nn.Module):
+    """A GELU of one's own, which states nothing of its form."""
+
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def test_a_module_of_ones_own_states_nothing_by_its_silence(tmp_path):
+    """Its name ends as the operation's; it computes what the reference states, to the digits of bfloat16."""
+    for name, activation in (("a", nn.GELU("tanh")), ("b", TanhGELU())):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), activation, nn.Linear(32, 8)).bfloat16()
+        with fd.trace(model, tmp_path / name), torch.no_grad():
+            model(torch.randn(4, 16).bfloat16())
+    result = fd.diff(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0, result.sentence
+    assert not result.settings

@@ -33,7 +33,7 @@ UNSAID = Unsaid()
 @dataclass(frozen=True, slots=True)
 class Stated:
     """A setting that the two sides state differently: by `where` (a module, the optimizer, the header) and `key`.
-    `sites` are the pairs of which they say so, `op` what these are made by."""
+    `sites` are the pairs of which they say so, `op` and `candidate_op` what these are made by."""
 
     where: str
     key: str
@@ -41,6 +41,7 @@ class Stated:
     candidate: Json | Unsaid
     op: str | None = None
     sites: tuple[Site, ...] = ()
+    candidate_op: str | None = None
 
 
 def stated_otherwise(pairs: Iterable[Pair], reference: Trace, candidate: Trace) -> list[Stated]:
@@ -83,12 +84,12 @@ def _of_lines(pair: Pair, rule: str | None) -> Iterator[Stated]:
     if not mine or not other:  # a side that states nothing says nothing
         return
     is_stepped = pair.site.phase in _STEPPED
-    where, op = (OPTIMIZER, rule) if is_stepped else (pair.site.name, ours.op)
+    where, *ops = (OPTIMIZER, rule, rule) if is_stepped else (pair.site.name, ours.op, theirs.op)
     keys = mine.keys() | other.keys() if ours.op and theirs.op else mine.keys() & other.keys()
     for key in sorted(keys - (_COUNTED if is_stepped else frozenset())):
         a, b = mine.get(key, UNSAID), other.get(key, UNSAID)
         if not are_alike(a, b):
-            yield Stated(where, key, a, b, op, (pair.site,))
+            yield Stated(where, key, a, b, ops[0], (pair.site,), ops[1])
 
 
 def _of_headers(ours: Mapping[str, Json], theirs: Mapping[str, Json], rule: str | None) -> Iterator[Stated]:

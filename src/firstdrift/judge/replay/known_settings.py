@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...compare.stated import Stated, Unsaid, are_alike
-from ...program.operations.known_operations import OPERATIONS, named
+from ...program.operations.known_operations import OPERATIONS, is_exactly_named, named
 from ...program.operations.op_table import Operation, Setting
 from ...sites import Site
 
 
 def settled(found: Sequence[Stated]) -> list[Stated]:
-    """Settings by the library's names; what a side did not state has the operation's default, where it has one."""
+    """Settings by the library's names; what a side did not state has the operation's default, where it has one. A
+    module of another name, which somebody wrote, states nothing by its silence."""
     done: dict[tuple[str, str, tuple[Site, ...]], Stated] = {}
     for one in found:
         known = _settled(one)
@@ -25,7 +26,8 @@ def _settled(one: Stated) -> Stated | None:
     setting = setting_of(one)
     if not isinstance(one.reference, Unsaid) and not isinstance(one.candidate, Unsaid):
         return one if setting is None else replace(one, key=setting.names[0])
-    if setting is None or not setting.is_choice:
+    silent = one.op if isinstance(one.reference, Unsaid) else one.candidate_op
+    if setting is None or not setting.is_choice or silent is None or not is_exactly_named(silent):
         return None
     ours = setting.default if isinstance(one.reference, Unsaid) else one.reference
     theirs = setting.default if isinstance(one.candidate, Unsaid) else one.candidate
