@@ -31,6 +31,7 @@ def check(
     train: bool = False,
     steps: int = 1,
     load: Literal["reference"] | Callable[[torch.nn.Module, torch.nn.Module], object] | None = None,
+    explain: bool = True,
 ) -> Result:
     """Compare two implementations while both can be run: as they are, in float64, and one on what the other computed.
 
@@ -47,6 +48,7 @@ def check(
     - `seed` is set before every step of both sides. `train`: training mode; `steps`: how many.
     - `load="reference"` loads the reference's weights into the candidate's copy first; a function is called with
       both copies and may do it in its own way. Without it weights are compared, never loaded.
+    - `explain=False`: say where they part, and do not ask why.
 
     Everything runs on copies: both models are as they were, to the bit. The result is that of `fd.diff`.
     """
@@ -77,4 +79,5 @@ def check(
         reference, candidate, inputs, candidate_inputs, loss_fn, candidate_loss_fn or loss_fn, target,
         target if candidate_target is None else candidate_target, optimizer, candidate_optimizer or optimizer,
         name_map=name_map, seed=0 if seed is None else whole(seed), train=train, steps=steps, load=load,
+        explain=explain,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from .pair.align import Selection, align
 from .pair.batches import Units
 from .pair.pairs import Alignment, Pair, ReconcileError, apply_all
 from .report.reasons import reason_of
-from .sites import Site
+from .sites import Site, fits_glob
 from .store.reader import verify as compare_checksums
 from .strict_json import Json, encode
 from .traces import Array, Trace, unchanged
@@ -152,7 +152,12 @@ def _compared(
     compared, measured = Compared(ours, theirs, case.alignment, graph), list(case.items.values())
     why = partial(_explain, compared=compared, case=case) if explain else None
     proven = None if rule == "jump" else partial(proves, case, chains)
-    return compose(judged, measured, compared, allow_missing, why, notes, case.settings, proven)
+    may_miss = partial(_fits_any, allow_missing)
+    return compose(judged, measured, compared, may_miss, why, notes, case.settings, proven)
+
+
+def _fits_any(globs: tuple[str, ...], site: Site) -> bool:
+    return any(fits_glob(site, glob) for glob in globs)
 
 
 def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:

@@ -26,7 +26,7 @@ from .compare.result import (
 from .dtypes import roundoff
 from .judge.graph import Graph
 from .pair.pairs import Alignment, Pair, Unmatched
-from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site, fits_glob, in_words
+from .sites import BACKWARD_PHASES, PARAMETER_PHASES, Site, in_words
 from .traces import Trace
 
 # What is a drift whatever came before it.
@@ -104,29 +104,31 @@ def _around(name: str) -> list[str]:
 
 
 def compose(
-    judged: Sequence[PairResult], measured: Sequence[Measured], compared: Compared, allowed: tuple[str, ...] = (),
-    explain: Explain | None = None, notes: Sequence[str] = (), settings: tuple[SettingResult, ...] = (),
+    judged: Sequence[PairResult], measured: Sequence[Measured], compared: Compared,
+    may_miss: Callable[[Site], bool] = lambda site: False, explain: Explain | None = None,
+    notes: Sequence[str] = (), settings: tuple[SettingResult, ...] = (),
     proven: Callable[[], Proves] | None = None,
 ) -> Result:  # fmt: skip
-    """The result of a run from the verdicts of its pairs; `explain` is asked why the first drift is one, `proven` what
-    a green verdict proves."""
+    """The result of a run from the verdicts of its pairs; `may_miss` tells which sites the candidate need not have,
+    `explain` is asked why the first drift is one, `proven` what a green verdict proves."""
     ours, theirs, graph = compared.reference, compared.candidate, compared.graph
     judged, missing = _missing_gradients(list(judged), compared.alignment, ours, theirs)
     alignment = replace(compared.alignment, reference_only=missing)
     said = (*_captures(measured), *notes)
-    result = _result(judged, alignment, graph, ours, theirs, allowed, said, explain, settings)
+    result = _result(judged, alignment, graph, ours, theirs, may_miss, said, explain, settings)
     proves = None if result.exit_code or proven is None else proven()
     sentence = result.sentence + _weakest(proves) + _other_settings(result, settings)
     return replace(result, settings=settings, proves=proves, sentence=sentence, claim=result.sentence)
 
 
 def _result(
-    judged: list[PairResult], alignment: Alignment, graph: Graph, ours: Trace, theirs: Trace, allowed: tuple[str, ...],
-    captures: Sequence[str], explain: Explain | None, settings: tuple[SettingResult, ...],
+    judged: list[PairResult], alignment: Alignment, graph: Graph, ours: Trace, theirs: Trace,
+    may_miss: Callable[[Site], bool], captures: Sequence[str], explain: Explain | None,
+    settings: tuple[SettingResult, ...],
 ) -> Result:  # fmt: skip
     drifts = [result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)]
     compared = [result for result in judged if result.measurement is not None and result.measurement.compared]
-    missing = [i for i in alignment.reference_only if not any(fits_glob(i.site, glob) for glob in allowed)]
+    missing = [item for item in alignment.reference_only if not may_miss(item.site)]
     problems = [
         *(f"reference {ours.path}: {problem}" for problem in ours.problems),
         *(f"candidate {theirs.path}: {problem}" for problem in theirs.problems),

@@ -33,6 +33,7 @@ from ..sites import Site
 from ..traces import Trace
 from .copying import copied_model
 from .explaining import explained
+from .lost_parameters import lost_parameters
 from .matching import Names, match
 from .reseeding import STABLE, Reseeding, arrays_of
 from .sides import Side, record
@@ -50,7 +51,7 @@ NO_ROUNDING = SHOWN - {Why.SHORTER_CALLS, Why.SHORTER_GRID}  # what no precision
 def check(
     reference: nn.Module, candidate: nn.Module, inputs: Any, candidate_inputs: Any, loss_fn: Any,
     candidate_loss_fn: Any, target: Any, candidate_target: Any, optimizer: Any, candidate_optimizer: Any, *,
-    name_map: Mapping[str, str] | None, seed: int, train: bool, steps: int, load: Any,
+    name_map: Mapping[str, str] | None, seed: int, train: bool, steps: int, load: Any, explain: bool = True,
 ) -> Result:  # fmt: skip
     """Compare two live implementations; the arguments are those of `fd.check`, with defaults filled in."""
     if type(steps) is not int or steps < 1:
@@ -63,7 +64,7 @@ def check(
     given = _arguments(inputs if candidate_inputs is None else candidate_inputs)
     other = Side(theirs, *given, candidate_loss_fn, candidate_target, candidate_optimizer, train, steps, seed)
     with tempfile.TemporaryDirectory(prefix="firstdrift-") as folder, np.errstate(all="ignore"):
-        return _checked(one, other, Path(folder), name_map)
+        return _checked(one, other, Path(folder), name_map, explain)
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -123,7 +124,9 @@ class Judged:
     chains: Mapping[Site, Chain]
 
 
-def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None) -> Result:
+def _checked(
+    reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None, explain: bool
+) -> Result:
     ours = _recorded(reference, "reference", folder)
     raw = _recorded(candidate, "candidate", folder)
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
@@ -138,6 +141,8 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
     compared = Compared(case.reference, case.candidate, case.alignment, case.graph)
     reseeding = Reseeding(reference, candidate, names, ours, names.renamed(raw), folder)
     exact = None if precise is None else precise.case
+    learned = {plain_name(name) for name, _ in reference.model.named_parameters()}
+    lost = lost_parameters(case.alignment, case.reference, case.candidate, learned)
     why = partial(
         explained, reference=reference, candidate=candidate, as_run=case, precise=exact,
         shown=_shown_in_float64(precise), reseeding=reseeding, folder=folder,
@@ -149,8 +154,8 @@ def _checked(reference: Side, candidate: Side, folder: Path, name_map: Mapping[s
         results,
         list(case.items.values()),
         compared,
-        ("*",),
-        why,
+        lambda site: site not in lost,
+        why if explain else None,
         notes,
         case.settings,
         partial(proves, case, as_run.chains),
