@@ -318,3 +318,30 @@ def test_rows_that_nobody_got_or_too_many_are_a_drift(compare, candidate):
     result = compare(Experts(), Experts(**candidate), (draw(20, 8),), {"r": squares, "c": squares})
     assert result.exit_code == 1
     assert result.first_drift.phase == "agrad"
+
+
+class Spread(nn.Module):
+    """The variance of every row; `loosely` as a difference of means, which rounds more, and cast to float32 again."""
+
+    def __init__(self, loosely):
+        super().__init__()
+        self.is_loose = loosely
+
+    def forward(self, x):
+        if not self.is_loose:
+            return x.var(-1, unbiased=False)
+        x = x.double().float()
+        return (x * x).mean(-1) - x.mean(-1) ** 2
+
+
+def test_a_cast_to_the_format_that_is_stored_is_no_shorter_precision(tmp_path):
+    """Its own calls explain what it has, and none of them has fewer digits than it declares."""
+    x = 30 + draw(8, 64)
+    for name, loosely in (("a", False), ("b", True)):
+        model = Spread(loosely)
+        with fd.trace(model, tmp_path / name), torch.no_grad():
+            model(x)
+    result = fd.diff(tmp_path / "a", tmp_path / "b", explain=False)
+    (found,) = (pair for pair in result.pairs if pair.site.phase == "fwd" and pair.site.port == "out")
+    assert str(found.why) == "declared-precision", result.sentence
+    assert result.exit_code == 0
