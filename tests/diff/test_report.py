@@ -565,4 +565,4 @@ def test_the_schema_s_vocabulary_is_the_code_s():
 def test_the_page_has_a_table_for_every_object_with_the_schema_s_words():
     page = (Path(__file__).parents[2] / "docs" / "diff-json.md").read_text("utf-8")
     for schema in (SCHEMA, STAGE_SCHEMA):
-        assert [table for table in tables_of(schema) if table not in page] == []
+        assert [table for table in tables_of(schema, SCHEMA["$defs"]["site"]) if table not in page] == []
