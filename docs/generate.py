@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,18 +32,17 @@ WIDTH = 98  # of help texts on a wide terminal, and of signatures before they ar
 CLI_HEAD = f"""\
 # Command line
 
-Generated from `--help` by `{HOW}`; edit the help texts in `src/firstdrift/cli/`, not this page.
-The same from Python: [python.md](python.md). What a trace is: [trace-format.md](trace-format.md).
+Generated from `--help` by `{HOW}`. The same from Python: [python.md](python.md).
 
 | exit code | meaning |
 |---|---|
-| 0 | it went well (of a comparison: same, noise or flip) |
+| 0 | success; of a comparison: same, noise or flip |
 | 1 | drift |
-| 2 | could not tell: a trace that is not complete or not readable, nothing found, a usage error |
-| 3 | an internal error: a bug in firstdrift |
+| 2 | could not tell: an incomplete or unreadable trace, nothing found, a usage error |
+| 3 | internal error: a bug in firstdrift |
 
-Results go to standard output and errors, one sentence each, to standard error. With `--json` the output is one strict
-JSON object whose `schema` names its form; non-finite numbers in it are the strings `nan`, `inf` and `-inf`.
+Errors go to standard error. `--json` prints one strict JSON object; `schema` names its form, and non-finite numbers are
+the strings `nan`, `inf` and `-inf`.
 """
 
 OPERATIONS_HEAD = f"""\
@@ -73,10 +73,9 @@ for one tensor, at most 512 in a fixed order; what is found so is called inferre
 PYTHON_HEAD = f"""\
 # Python
 
-Generated from docstrings by `{HOW}`; edit the docstrings in `src/firstdrift/`, not this page.
-The same from a shell: [cli.md](cli.md). What a trace is: [trace-format.md](trace-format.md).
+Generated from docstrings by `{HOW}`. The same from a shell: [cli.md](cli.md).
 
-`import firstdrift as fd` loads numpy and nothing heavier; every name below is resolved when it is first used.
+`import firstdrift as fd` loads nothing heavier than numpy.
 """
 
 
@@ -193,18 +192,27 @@ def _entry(name: str, function: Callable[..., Any]) -> str:
 
 
 def _class(name: str, item: type) -> str:
-    parts = [f"### `{name}`\n\n{_fence(_signature(name, item))}\n{inspect.getdoc(item)}\n"]
+    head = _members(item) if issubclass(item, Enum) else _fence(_signature(name, item))
+    parts = [f"### `{name}`\n\n{head}\n{inspect.getdoc(item)}\n"]
     properties, methods = [], []
     for own, member in vars(item).items():
         if own.startswith("_"):
             continue
         if isinstance(member, property):
-            properties.append(f"| `.{own}` | {(inspect.getdoc(member) or '').replace(chr(10), ' ')} |")
+            properties.append(f"| `.{own}` | {_line(member)} |")
         elif inspect.isroutine(member):
-            methods.append(f"{_fence(_signature(f'{name}.{own}', getattr(item, own)))}\n{inspect.getdoc(member)}\n")
+            methods.append(f"- `{_on_one_line(own, getattr(item, own))}`: {_line(member)}")
     if properties:
         parts.append("\n".join(["| property | |", "|---|---|", *properties, ""]))
-    return "\n".join(parts + methods)
+    return "\n".join([*parts, *([*methods, ""] if methods else [])])
+
+
+def _members(item: type[Enum]) -> str:
+    return ", ".join(f"`{member.name}`" for member in item) + "\n"
+
+
+def _line(item: object) -> str:
+    return (inspect.getdoc(item) or "").replace("\n", " ")
 
 
 def _errors(errors: dict[str, type]) -> str:
@@ -221,10 +229,25 @@ def _fence(text: str) -> str:
 
 def _signature(name: str, callable_: Callable[..., Any]) -> str:
     """`name(parameters) -> result`; one parameter a line when that is too long for one."""
-    signature = inspect.signature(callable_)
+    line = _on_one_line(name, callable_)
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in _parameters(callable_)), f"){_result(callable_)}"])
+
+
+def _on_one_line(name: str, callable_: Callable[..., Any]) -> str:
+    return f"{name}({', '.join(_parameters(callable_))}){_result(callable_)}"
+
+
+def _result(callable_: Callable[..., Any]) -> str:
+    returned = inspect.signature(callable_).return_annotation
+    return "" if inspect.isclass(callable_) else f" -> {_annotation(returned)}"
+
+
+def _parameters(callable_: Callable[..., Any]) -> list[str]:
     shown: list[str] = []
     starred = False
-    for parameter in signature.parameters.values():
+    for parameter in inspect.signature(callable_).parameters.values():
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -232,9 +255,7 @@ def _signature(name: str, callable_: Callable[..., Any]) -> str:
             starred = True
         shown.append(_parameter(parameter))
         starred = starred or parameter.kind is parameter.VAR_POSITIONAL
-    result = "" if inspect.isclass(callable_) else f" -> {_annotation(signature.return_annotation)}"
-    line = f"{name}({', '.join(shown)}){result}"
-    return line if len(line) <= WIDTH else "\n".join([f"{name}(", *(f"    {part}," for part in shown), f"){result}"])
+    return shown
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

@@ -15,9 +15,9 @@ SCHEMA = "firstdrift-c-header-v1"
 @json_option
 @debug_option
 def command(as_json: bool) -> None:
-    """Print firstdrift.h, the one file with which a C or C++ engine records traces.
+    """Print firstdrift.h, which records traces from C and C++.
 
-    With --json: where it lies in this installation, and its version.
+    --json prints its path and version.
 
     \b
     firstdrift c-header > firstdrift.h

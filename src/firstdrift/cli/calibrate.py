@@ -14,21 +14,22 @@ from .options import debug_option, json_option, print_json, say
 GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
 
 
-@click.command("calibrate", short_help="Record a reference together with its own noise.")
+@click.command("calibrate", short_help="Record a reference with its own noise.")
 @click.argument("place", metavar="FUNCTION")
 @click.argument("out", metavar="OUT")
-@click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs on perturbed inputs.")
-@click.option("--train", is_flag=True, help="In training mode.")
-@click.option("--seed", type=click.IntRange(min=0), help="Set before every run.")
-@click.option("--force", is_flag=True, help="Replace what is at OUT.")
+@click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs with perturbed inputs.")
+@click.option("--train", is_flag=True, help="Use training mode.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed before every run.")
+@click.option("--force", is_flag=True, help="Replace OUT.")
 @json_option
 @debug_option
 def command(place: str, out: str, runs: int, train: bool, seed: int | None, force: bool, as_json: bool) -> None:
-    """Run a model as it is, in float64 and perturbed by one rounding, and write a trace that knows its noise.
+    """Record a reference trace, and how far its own rounding noise reaches.
 
-    FUNCTION is FILE.py:function or pkg.module:function. It takes no arguments and returns (model, inputs), or a dict
-    with model and inputs and, as they are needed, loss_fn, target and optimizer (a function of the model). A later
-    diff against OUT uses its noise by itself.
+    The model runs as it is, in float64, and perturbed by one rounding. `diff` against OUT uses the measured noise.
+
+    FUNCTION is FILE.py:function or pkg.module:function. It returns (model, inputs), or a dict with model, inputs and,
+    if needed, loss_fn, target and optimizer (a function of the model).
 
     \b
     firstdrift calibrate model.py:make ref

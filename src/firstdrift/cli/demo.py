@@ -27,21 +27,21 @@ REPORT_LINES = 3
 QUESTION = "Why do gradients of the first LayerNorm differ from batch to batch?"
 
 
-@click.command("demo", short_help="See a real C port compared with its PyTorch original.")
-@click.option("--bug", default="none", show_default=True, metavar="NAME", help="A mistake to make; `list` names them.")
-@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, metavar="N", help="How many batches.")
+@click.command("demo", short_help="Compare a real C port with its PyTorch original.")
+@click.option("--bug", default="none", show_default=True, metavar="NAME", help="Plant a bug; `list` names them.")
+@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, metavar="N", help="Batches to run.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, metavar="N", help="Clips in a batch.")
-@click.option("--steps", type=click.IntRange(1), default=1, metavar="N", help="Train on, and measure against float64.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of weights and audio.")
-@click.option("--out", default="demo-traces", show_default=True, metavar="DIR", help="Where the traces go.")
-@click.option("--force", is_flag=True, help="Use DIR even if it holds other things.")
+@click.option("--steps", type=click.IntRange(1), default=1, metavar="N", help="Train on and compare with float64.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Random seed.")
+@click.option("--out", default="demo-traces", show_default=True, metavar="DIR", help="Directory for traces.")
+@click.option("--force", is_flag=True, help="Use DIR even if it holds other files.")
 @json_option
 @debug_option
 def command(bug: str, batches: int, batch: int, steps: int, seed: int, out: str, force: bool, as_json: bool) -> None:
-    """Build a small network's port to C, train it and its PyTorch original for one step, and compare the two.
+    """Train a small network for one step in C and in PyTorch, and compare the two.
 
-    The network is a keyword spotter of 17 layers; ten batches of synthesized audio are run on both sides from the same
-    weights. Without a C compiler, or without PyTorch, recorded traces are compared instead.
+    The network is a keyword spotter; both sides run ten batches from the same weights. Without a C compiler or PyTorch,
+    recorded traces are compared.
 
     Exit codes: 0 same, noise or flip; 1 drift; 2 could not run; 3 internal error.
 

@@ -27,32 +27,32 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
     return value
 
 
-@click.command("diff", short_help="Name the first tensor where two traces part.")
+@click.command("diff", short_help="Find the first tensor where two traces differ.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
-@click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")
-@click.option("--write-map", metavar="FILE", help="Write how the two were matched as such a file, to be edited.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
+@click.option("--write-map", metavar="FILE", help="Write the matches found as such a map.")
 @only_option
 @phase_option
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out names that match; may be repeated.")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names CAND may lack; may be repeated.")
-@click.option("--allow-nan", multiple=True, metavar="GLOB", help="Names in which NaN is meant; may be repeated.")
-@click.option("--truth", metavar="TRACE", help="A float64 run of the same model, as the arbiter.")
-@click.option("--verify", is_flag=True, help="Compare checksums before anything else.")
-@click.option("--rule", type=click.Choice(["noise", "jump"]), default="noise", show_default=True, help="What decides.")
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that CAND may lack (repeatable).")
+@click.option("--allow-nan", multiple=True, metavar="GLOB", help="Names that may hold NaN (repeatable).")
+@click.option("--truth", metavar="TRACE", help="Float64 run of the same model, as arbiter.")
+@click.option("--verify", is_flag=True, help="Check checksums first.")
+@click.option("--rule", type=click.Choice(["noise", "jump"]), default="noise", show_default=True, help="Drift rule.")
 @click.option(
     "--abs-floor", type=click.FloatRange(min=0), callback=_finite, default=1e-4, show_default=True,
-    help="Of --rule jump: differences below pass.",
+    help="With --rule jump: smaller differences pass.",
 )  # fmt: skip
-@click.option("--reference-reduction", type=REDUCTIONS, help="What REF's gradients are of, where it does not say.")
-@click.option("--candidate-reduction", type=REDUCTIONS, help="The same of CAND.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, where a trace does not say it.")
+@click.option("--reference-reduction", type=REDUCTIONS, help="Loss reduction in REF, if not recorded.")
+@click.option("--candidate-reduction", type=REDUCTIONS, help="The same for CAND.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, if not recorded.")
 @order_option
-@click.option("--ranked", is_flag=True, help="Order by the error made at each site, largest first.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100), or values (10).")
-@click.option("--no-cause", is_flag=True, help="Do not ask why the first drift is one.")
-@click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
-@click.option("--values", is_flag=True, help="Compare two APRT stage files value by value (or two checkpoints).")
+@click.option("--ranked", is_flag=True, help="Sort by introduced error.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100) or values (10).")
+@click.option("--no-cause", is_flag=True, help="Do not search for the cause.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
+@click.option("--values", is_flag=True, help="Compare two APRT stage files (or checkpoints) value by value.")
 @json_option
 @debug_option
 def command(
@@ -60,9 +60,9 @@ def command(
     ranked: bool, limit: int | None, quiet: bool, values: bool, as_json: bool, phase: tuple[str, ...], no_cause: bool,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Compare what REF and CAND recorded, name the first tensor where they part, and say whether it is noise.
+    """Compare two traces, name the first tensor where they differ, and say whether that is noise.
 
-    Two checkpoints are compared as weights, as `firstdrift weights diff` does.
+    Two checkpoints are compared as by `firstdrift weights diff`.
 
     Exit codes: 0 same, noise or flip; 1 drift; 2 could not tell; 3 internal error.
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 SCHEMA = "firstdrift-explain-v1"
 
 
-@click.command("explain", short_help="Say what a cause means and how to confirm it.")
+@click.command("explain", short_help="Explain a cause and how to confirm it.")
 @click.argument("label", required=False)
 @json_option
 @debug_option
 def command(label: str | None, as_json: bool) -> None:
-    """Say what the cause LABEL means, how it is recognised, how to confirm it, and where it has happened.
+    """Explain the cause LABEL: how it is recognised, how to confirm it, where it has happened.
 
-    Without LABEL: list all of them.
+    Without LABEL, list all causes.
 
     \b
     firstdrift explain gqa-order

@@ -33,9 +33,9 @@ SCHEMA = "firstdrift-export-v1"
 @click.command("export", short_help="Write a trace in another format.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("out", metavar="OUT")
-@click.option("--format", "format", help="trace, aprt, npy, npz or safetensors; else by OUT's suffix.")
-@click.option("--force", is_flag=True, help="Replace what is at OUT.")
-@click.option("--inputs-of", metavar="NAME", help="One module alone: its inputs, weights and expected outputs.")
+@click.option("--format", "format", help="trace, aprt, npy, npz or safetensors; default by suffix.")
+@click.option("--force", is_flag=True, help="Replace OUT.")
+@click.option("--inputs-of", metavar="NAME", help="Only the inputs, weights and outputs of one module.")
 @only_option
 @phase_option
 @order_option
@@ -45,7 +45,9 @@ def command(
     trace: str, out: str, format: str | None, force: bool, inputs_of: str | None, only: tuple[str, ...],
     phase: tuple[str, ...], order: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write TRACE to OUT in another format; what OUT's format cannot hold is refused or said.
+    """Write TRACE to OUT in another format.
+
+    What that format cannot hold is refused or reported.
 
     \b
     firstdrift export run/ run.npz

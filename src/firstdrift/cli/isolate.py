@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 HEAD = ("site", "total", "inherited", "introduced", "own weights", "noise")
 
 
-@click.command("isolate", short_help="Replay one module on the candidate's own inputs.")
+@click.command("isolate", short_help="Test one module on the candidate's own inputs.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
-@click.option("--module", required=True, metavar="NAME", help="The module, by the reference's name.")
-@click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")
+@click.option("--module", required=True, metavar="NAME", help="Module, by REF's name.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
 @order_option
 @json_option
 @debug_option
 def command(
     reference: str, candidate: str, module: str, map_file: str | None, order: str | None, as_json: bool
 ) -> None:
-    """Compute what REF's module makes, in float64, of the inputs that CAND recorded, and compare CAND with that.
+    """Run REF's module in float64 on the inputs that CAND recorded, and compare CAND's output with that.
 
-    So the error that the module made is told from the error that came in, and wrong weights from a wrong operation.
+    This separates the module's own error from its inputs' error, and wrong weights from a wrong operation.
 
-    Exit codes: 0 the module is right; 1 it, or its weights, are not; 2 could not tell; 3 internal error.
+    Exit codes: 0 the module is right; 1 it or its weights are wrong; 2 could not tell; 3 internal error.
 
     \b
     firstdrift isolate ref/ cand/ --module layers.3.attn.q_proj

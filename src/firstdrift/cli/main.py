@@ -110,7 +110,7 @@ def _refusal(error: OSError) -> str:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="firstdrift")
 def cli() -> None:
-    """Find the first tensor where two implementations of a neural network part, and say why.
+    """Find the first tensor where two implementations of a neural network differ, and why.
 
     Exit codes: 0 same, noise or flip; 1 drift; 2 could not tell; 3 internal error.
     """

@@ -22,14 +22,12 @@ def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> N
         ctx.find_root().meta["firstdrift.debug"] = True
 
 
-debug_option = click.option(
-    "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-format_option = click.option("--format", "format", help="The trace's format, where a directory could be two.")
-order_option = click.option("--order", metavar="FILE", help="Probe list of npy steps, one a line in forward order.")
-only_option = click.option("--only", multiple=True, metavar="GLOB", help="Only names that match; may be repeated.")
-phase_option = click.option("--phase", multiple=True, metavar="GLOB", help="Only phases that match; may be repeated.")
+debug_option = click.option("--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show tracebacks.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+format_option = click.option("--format", "format", help="Format, if a directory fits two.")
+order_option = click.option("--order", metavar="FILE", help="Probes of npy steps in forward order, one a line.")
+only_option = click.option("--only", multiple=True, metavar="GLOB", help="Only matching names (repeatable).")
+phase_option = click.option("--phase", multiple=True, metavar="GLOB", help="Only matching phases (repeatable).")
 
 
 _COLOUR = re.compile("(\x1b\\[[0-9;]*m)")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..sites import Site
 
 
-@click.command("power", short_help="Say how small an error would be found.")
+@click.command("power", short_help="Measure the smallest error that diff finds.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="[CAND]", required=False)
 @only_option
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def command(
     reference: str, candidate: str | None, only: tuple[str, ...], phase: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make every tensor of a clean pair worse, one at a time, and print the smallest error that diff finds.
+    """Perturb each tensor of a clean pair, and print the smallest error that diff finds.
 
-    Without CAND, the other side is REF with the noise of a clean implementation. Errors are relative: a factor on the
-    whole tensor, and one on a single row or column of it. A pair that differs beyond noise is refused with exit code 2.
+    Without CAND, REF is compared with itself plus clean noise. An error is a factor on the whole tensor, or on one row
+    or column. A pair that differs beyond noise is refused.
 
     \b
     firstdrift power ref/ cand/

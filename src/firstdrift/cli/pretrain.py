@@ -25,56 +25,54 @@ OUT = "pretrain-run"
 SOURCES = ("data", "init", "config", "tokenizer", "device")
 
 
-@click.command("pretrain", short_help="Train a decoder, from a checkpoint or from nothing.")
-@click.option("--init", metavar="PATH|none", help="The checkpoint to start from; none for random weights.")
-@click.option("--config", metavar="FILE|PRESET", help="The architecture without --init.  [default: llama-370m]")
-@click.option("--parameters", metavar="LOW..HIGH", help="How many there may be. [llama-370m: 366M..374M, else any]")
-@click.option("--mode", type=click.Choice(["finetune", "from-scratch"]), help="Which defaults: by --init, if not said.")
+@click.command("pretrain", short_help="Train a decoder, from a checkpoint or from random weights.")
+@click.option("--init", metavar="PATH|none", help="Checkpoint to start from; none for random weights.")
+@click.option("--config", metavar="FILE|PRESET", help="Architecture without --init.  [default: llama-370m]")
+@click.option("--parameters", metavar="LOW..HIGH", help="Allowed number. [llama-370m: 366M..374M, else any]")
+@click.option("--mode", type=click.Choice(["finetune", "from-scratch"]), help="Set of defaults.  [default: by --init]")
 @click.option("--data", metavar="FILE|DIR", help="Text (.txt, .md, .py, .jsonl, ...) or token shards (.npy, .bin).")
-@click.option("--tokenizer", metavar="DIR", help="tokenizer.json, or vocab.json and merges.txt; else the model's own.")
-@click.option("--out", metavar="DIR", help="Where the run goes: log, checkpoints, traces.  [default: pretrain-run]")
-@click.option("--num-steps", type=int, metavar="N", help="0 loads, evaluates and writes the checkpoint. [default: 500]")
-@click.option("--batch", type=int, metavar="N", help="Sequences at once.  [default: 16]")
+@click.option("--tokenizer", metavar="DIR", help="tokenizer.json, or vocab.json and merges.txt.  [default: model's]")
+@click.option("--out", metavar="DIR", help="Log, checkpoints and traces.  [default: pretrain-run]")
+@click.option("--num-steps", type=int, metavar="N", help="0 loads, evaluates and saves.  [default: 500]")
+@click.option("--batch", type=int, metavar="N", help="Sequences in a batch.  [default: 16]")
 @click.option("--seq-length", type=int, metavar="N", help="Tokens of a sequence.  [default: 512]")
-@click.option("--accumulate", type=int, metavar="N", help="Batches to a step.  [default: 1]")
-@click.option("--lr", type=float, metavar="X", help="Peak of the learning rate.  [default: 5e-5, from-scratch 3e-4]")
-@click.option("--warmup", type=int, metavar="N", help="Steps up to it, then a cosine.  [default: 100, 1000]")
-@click.option("--clip", type=float, metavar="X", help="Largest norm of the gradient.  [default: 1]")
-@click.option("--weight-decay", type=float, metavar="X", help="Of matrices, not of norms and biases. [default: 0.01]")
-@click.option(
-    "--dtype", type=click.Choice(["f32", "bf16"]), help="Of the computation; weights stay f32. [default: f32]"
-)
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="auto says what it chose.  [default: auto]")
-@click.option("--seed", type=int, metavar="N", help="Of random weights and the order of the data.  [default: 42]")
-@click.option("--eval-every", type=int, metavar="N", help="Steps between evaluations; 0 at the end. [default: 100]")
-@click.option("--steps-per-epoch", type=click.IntRange(1), metavar="N", help="The same as --eval-every.")
-@click.option("--min-epochs", type=int, metavar="N", help="Evaluations before --patience ends a run.  [default: 3]")
-@click.option("--val-loss-target", type=float, metavar="X", help="End there; missing it exits with 1. [2.2, 3.0]")
-@click.option("--patience", type=int, metavar="N", help="Evaluations without a better one; 0 any.  [default: 5]")
+@click.option("--accumulate", type=int, metavar="N", help="Batches in a step.  [default: 1]")
+@click.option("--lr", type=float, metavar="X", help="Peak learning rate.  [default: 5e-5, from-scratch 3e-4]")
+@click.option("--warmup", type=int, metavar="N", help="Warmup steps.  [default: 100, from-scratch 1000]")
+@click.option("--clip", type=float, metavar="X", help="Largest gradient norm.  [default: 1]")
+@click.option("--weight-decay", type=float, metavar="X", help="For matrices only.  [default: 0.01]")
+@click.option("--dtype", type=click.Choice(["f32", "bf16"]), help="Compute dtype; weights stay f32.  [default: f32]")
+@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="[default: auto]")
+@click.option("--seed", type=int, metavar="N", help="For random weights and data order.  [default: 42]")
+@click.option("--eval-every", type=int, metavar="N", help="Steps between evaluations; 0: at the end.  [default: 100]")
+@click.option("--steps-per-epoch", type=click.IntRange(1), metavar="N", help="Same as --eval-every.")
+@click.option("--min-epochs", type=int, metavar="N", help="Evaluations before --patience counts.  [default: 3]")
+@click.option("--val-loss-target", type=float, metavar="X", help="Stop there.  [default: 2.2, from-scratch 3.0]")
+@click.option("--patience", type=int, metavar="N", help="Evaluations without improvement; 0: any number.  [default: 5]")
 @click.option("--checkpoint-every", type=int, metavar="N", help="Steps between checkpoints.  [default: 500]")
-@click.option("--format", type=click.Choice(["safetensors", "apr"]), help="Of checkpoints.  [default: safetensors]")
+@click.option("--format", type=click.Choice(["safetensors", "apr"]), help="Checkpoint format.  [default: safetensors]")
 @click.option(
     "--resume", is_flag=False, flag_value="", metavar="[RUN]",
-    help="Go on with the run at --out, or with RUN, or from one of its checkpoints, bit for bit.",
+    help="Continue the run at --out, RUN, or one of its checkpoints.",
 )  # fmt: skip
-@click.option("--trace-steps", metavar="LIST", help="Record these steps (0,100) for `firstdrift diff`.")
+@click.option("--trace-steps", metavar="LIST", help="Record these steps (0,100) as traces.")
 @click.option("--trace-nonfinite", is_flag=True, help="Record a step whose loss is not finite.")
-@click.option("--force-under-provisioned", is_flag=True, help="Train on fewer than 10 tokens a parameter.")
-@click.option("--allow-weak-init", is_flag=True, help="Go on with weights that are hardly better than random.")
-@click.option("--untie", is_flag=True, help="Keep the checkpoint's own output layer beside a tied embedding.")
+@click.option("--force-under-provisioned", is_flag=True, help="Allow fewer than 10 tokens a parameter.")
+@click.option("--allow-weak-init", is_flag=True, help="Allow weights hardly better than random.")
+@click.option("--untie", is_flag=True, help="Keep an output layer beside a tied embedding.")
 @click.option("--force", is_flag=True, help="Replace the run at --out.")
-@click.option("--dry-run", is_flag=True, help="Check everything, and start nothing.")
-@click.option("--synthetic", is_flag=True, help="Check what metadata says, and stop before weights and data.")
+@click.option("--dry-run", is_flag=True, help="Check everything and stop.")
+@click.option("--synthetic", is_flag=True, help="Check metadata only.")
 @json_option
 @debug_option
 def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
-    """Train a decoder on text, from the weights of a checkpoint (--init) or from random ones (--config).
+    """Train a decoder on text, from a checkpoint (--init) or from random weights (--config).
 
-    Everything is checked before the first step, in a fixed order. At step 0 the held-out text is evaluated with the
-    given weights and with random ones: weights that are hardly better were not loaded, whatever else says so.
+    Everything is checked before the first step. At step 0 the held-out text is evaluated with the given weights and
+    with random ones, to prove that the weights were loaded.
 
-    Exit codes: 0 trained; 1 a check failed (weak weights, a loss that is not finite, --val-loss-target missed);
-    2 could not start, or interrupted (a checkpoint is written); 3 internal error.
+    Exit codes: 0 trained; 1 a check failed or --val-loss-target was missed; 2 could not start, or interrupted (a
+    checkpoint is written); 3 internal error.
 
     \b
     firstdrift pretrain --init model.gguf --data corpus/ --tokenizer model/ --force-under-provisioned

@@ -9,13 +9,13 @@ from .options import debug_option, json_option, print_json, say
 SCHEMA = "firstdrift-selftest-v1"
 
 
-@click.command("selftest", short_help="Show that planted errors are found.")
+@click.command("selftest", short_help="Check that planted errors are found.")
 @json_option
 @debug_option
 def command(as_json: bool) -> None:
-    """Plant known errors in a small training step and show that each is found, and that clean noise is not.
+    """Plant known errors in a small training step and check that each is found, and that noise is not.
 
-    Both sides are made here: the candidate sums in another order and has one error at a time.
+    The candidate sums in another order and has one error at a time.
     """
     from ..selftest import results
 

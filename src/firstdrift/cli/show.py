@@ -32,12 +32,12 @@ SCHEMA = "firstdrift-show-v1"
 HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of")
 
 
-@click.command("show", short_help="List a trace, or look at one tensor.")
+@click.command("show", short_help="List a trace, or show one tensor.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("name", required=False)
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values to print of a tensor.")
-@click.option("--program", is_flag=True, help="Show how the tensors of NAME were made, call by call.")
-@click.option("--verify", is_flag=True, help="Read every byte and compare the checksums.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values printed of a tensor.")
+@click.option("--program", is_flag=True, help="Show the calls that made the tensors of NAME.")
+@click.option("--verify", is_flag=True, help="Compare all checksums.")
 @only_option
 @phase_option
 @order_option
@@ -48,9 +48,9 @@ def command(
     trace: str, name: str | None, limit: int, program: bool, verify: bool, only: tuple[str, ...],
     phase: tuple[str, ...], order: str | None, format: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List the sites of TRACE in causal order; with NAME (or a glob), show those tensors.
+    """List the sites of TRACE in causal order, or show the tensors of NAME (or a glob).
 
-    The directory of a training run shows what it started from, how it went, and what it left.
+    For the directory of a training run, print its summary.
 
     \b
     firstdrift show run/

@@ -24,39 +24,35 @@ FUNCTION = re.compile(r"[^\s{}]+\.py:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 INTERRUPTED = "interrupted; what is done is kept, and the same command goes on from there"
 
 
-@click.command("sweep", short_help="Compare two implementations on many batches, and give one answer.")
+@click.command("sweep", short_help="Compare two implementations on many batches.")
 @click.argument("pairs", metavar="[PAIRS]", required=False)
-@click.option("--reference", metavar="COMMAND", help="Leaves a trace at {out}; or FILE.py:function.")
-@click.option("--candidate", metavar="COMMAND", help="The same of the other side.")
-@click.option(
-    "--truth", metavar="COMMAND", help="The same, run in float64: the arbiter, and what growth is measured by."
-)
+@click.option("--reference", metavar="COMMAND", help="Command that writes a trace to {out}, or FILE.py:function.")
+@click.option("--candidate", metavar="COMMAND", help="The same for the other side.")
+@click.option("--truth", metavar="COMMAND", help="The same in float64, as arbiter.")
 @click.option(
     "--cases", multiple=True, metavar="NAME=VALUES",
-    help="first:stop:step, or a list by commas; repeat to multiply. 'A,B=1,2;3,4' go together; @FILE has JSON lines.",
+    help="first:stop:step or a comma list; repeat for all combinations. 'A,B=1,2;3,4' pairs; @FILE has JSON lines.",
 )  # fmt: skip
-@click.option("--out", default="sweep-results", show_default=True, metavar="DIR", help="Where results and traces go.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Cases at once.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds that a run may take."
-)
-@click.option("--force", is_flag=True, help="Run every case again, whatever is done.")
-@click.option("--map", "map_file", metavar="FILE", help="Which names belong together, where they differ (YAML).")
+@click.option("--out", default="sweep-results", show_default=True, metavar="DIR", help="Results and traces.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Parallel cases.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for one run.")
+@click.option("--force", is_flag=True, help="Run finished cases again.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
 @only_option
 @phase_option
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out names that match; may be repeated.")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names the candidate may lack; may be repeated.")
-@click.option("--reference-reduction", type=REDUCTIONS, help="What the reference's gradients are of.")
-@click.option("--candidate-reduction", type=REDUCTIONS, help="The same of the candidate.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, where a trace does not say it.")
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that the candidate may lack (repeatable).")
+@click.option("--reference-reduction", type=REDUCTIONS, help="Loss reduction in the reference, if not recorded.")
+@click.option("--candidate-reduction", type=REDUCTIONS, help="The same for the candidate.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, if not recorded.")
 @order_option
 @click.option(
     "--sort", type=click.Choice(["error", "abs"]), default="error", show_default=True,
-    help="Gradients by their mean error, or by the mean of their largest difference.",
+    help="Sort gradients by mean error or by mean largest difference.",
 )  # fmt: skip
-@click.option("--unfold", is_flag=True, help="Show sites that are the same to the bit in every case, too.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of each table (100).")
-@click.option("--quiet", is_flag=True, help="Print the verdict's sentence alone.")
+@click.option("--unfold", is_flag=True, help="Show bit-equal sites too.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of each table.  [default: 100]")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @json_option
 @debug_option
 def command(
@@ -64,12 +60,12 @@ def command(
     out: str, jobs: int, timeout: float | None, force: bool, map_file: str | None, phase: tuple[str, ...],
     sort: str, unfold: bool, limit: int | None, quiet: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Run two implementations on many cases, compare each, and say what all of them mean together.
+    """Run two implementations on many cases, compare each, and give one answer.
 
-    Each side is a command, run without a shell, in which {NAME} is a variable of the cases and {out} a fresh directory
-    for the trace; or a function with parameters of these names, as FILE.py:function or pkg.module:function. PAIRS is a
-    directory of finished pairs instead: CASE/reference and CASE/candidate. A case that fails is one row. Finished
-    cases are not run again unless a command, a file it names, or an option has changed.
+    Each side is a command with placeholders, {NAME} for a variable of the cases and {out} for a new directory; or a
+    function with such parameters, as FILE.py:function or pkg.module:function. PAIRS is a directory of finished pairs:
+    CASE/reference and CASE/candidate. Finished cases are not run again unless a command, a file it names, or an option
+    changed.
 
     Exit codes: 0 same, noise or flip in every case; 1 drift in any; 2 could not tell; 3 internal error.
 

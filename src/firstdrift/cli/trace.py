@@ -18,31 +18,29 @@ if TYPE_CHECKING:
 LISTED = 40  # files shown; --json has all of them
 
 
-@click.command("trace", short_help="Run a language model's checkpoint, and save what its stages compute.")
+@click.command("trace", short_help="Run a language model and save what its stages compute.")
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--save-tensor",
     "stages",
     required=True,
     metavar="STAGES",
-    help="Stages by commas, or all; with `weights` what they read.",
+    help="Comma list, or all; `weights` adds their weights.",
 )
 @click.option(
-    "--save-tensor-dir", "--output", "directory", metavar="DIR", help="Where they go. [default: MODEL's name, -trace]"
+    "--save-tensor-dir", "--output", "directory", metavar="DIR", help="Directory.  [default: MODEL's name, -trace]"
 )
 @click.option(
     "--save-tensor-layers", "--layer", "layers", default=DEFAULT_LAYERS, show_default=True, metavar="START..END",
-    help="Layers, END exclusive.",
+    help="Layers, without END.",
 )  # fmt: skip
-@click.option("--prompt", metavar="TEXT", help="What the model reads. [default: What is 2+2?]")
-@click.option("--tokens", metavar="IDS", help="The same as token ids by commas, without a tokenizer.")
-@click.option(
-    "--generate", type=click.IntRange(min=1), metavar="N", help="Choose N tokens greedily, each pass a step of its own."
-)
-@click.option("--teacher", metavar="IDS", help="Feed these instead of the tokens that were chosen.")
+@click.option("--prompt", metavar="TEXT", help="Input text.  [default: What is 2+2?]")
+@click.option("--tokens", metavar="IDS", help="Input as comma list of token ids.")
+@click.option("--generate", type=click.IntRange(min=1), metavar="N", help="Decode N tokens greedily, a step each.")
+@click.option("--teacher", metavar="IDS", help="Feed these tokens instead of the chosen ones.")
 @click.option(
     "--engine", type=click.Choice(["decoder", "transformers"]), default="decoder", show_default=True,
-    help="What runs the model.",
+    help="Implementation to run.",
 )  # fmt: skip
 @click.option(
     "--format", "format", type=click.Choice(["aprt", "trace"]), default="aprt", show_default=True,
@@ -53,19 +51,18 @@ LISTED = 40  # files shown; --json has all of them
     type=click.Choice(["f32", "bf16", "f16", "f64"]),
     default="f32",
     show_default=True,
-    help="Of the computation.",
+    help="Compute dtype.",
 )
-@click.option("--force", is_flag=True, help="Overwrite a trace that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @json_option
 @debug_option
 def command(
     model: str, stages: str, directory: str | None, layers: str, prompt: str | None, tokens: str | None,
     generate: int | None, teacher: str | None, engine: str, format: str, dtype: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run the model of a checkpoint on a prompt, and save the tensors of the stages that are named.
+    """Run a checkpoint on a prompt, and save the tensors of the named stages.
 
     MODEL is an .apr or .gguf file, a Hugging Face directory, or a safetensors file with its config.json beside it.
-    Everything is checked before weights are read. Two runs leave the same bytes.
 
     Stages: embedding, attn_norm, qkv_matmul, qkv_bias, q_post_rope, k_post_rope, attn_scores, attn_softmax, attention,
     attn_out, post_attn_residual, ffn_norm, ffn_gate, ffn_up, ffn_silu, ffn_swigl, ffn_out, post_ffn_residual (or

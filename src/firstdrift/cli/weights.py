@@ -39,12 +39,12 @@ def command() -> None:
     """Checkpoints: safetensors, APR, GGUF, npz, PyTorch and Hugging Face directories."""
 
 
-@command.command("inspect", short_help="Metadata, tensors, statistics, and what looks wrong.")
+@command.command("inspect", short_help="Print tensors, statistics, and what looks wrong.")
 @click.argument("path", metavar="PATH")
 @json_option
 @debug_option
 def inspect(path: str, as_json: bool) -> None:
-    """Read every number of PATH and say what it holds; exits with 1 when a tensor has NaN or Inf.
+    """Print metadata, tensors, statistics and what looks wrong; exit with 1 for NaN or Inf.
 
     \b
     firstdrift weights inspect model.safetensors
@@ -66,17 +66,17 @@ def inspect(path: str, as_json: bool) -> None:
 @click.option(
     "--format",
     "format",
-    help="safetensors, safetensors-sharded, apr, apr-sharded, gguf, npz, pt or hf; else by B's suffix.",
+    help="safetensors, safetensors-sharded, apr, apr-sharded, gguf, npz, pt or hf; default by suffix.",
 )
-@click.option("--dtype", help="f32, f16, bf16, f64, or of APR apr_q8, apr_q4; else as it is.")
-@click.option("--shard-bytes", type=click.IntRange(min=1), help="The most that a shard may hold; 5 GB.")
-@click.option("--force", is_flag=True, help="Replace what is at B.")
+@click.option("--dtype", help="f32, f16, bf16 or f64; for APR also apr_q8, apr_q4.")
+@click.option("--shard-bytes", type=click.IntRange(min=1), help="Largest shard.  [default: 5 GB]")
+@click.option("--force", is_flag=True, help="Replace B.")
 @json_option
 @debug_option
 def convert(
     source: str, target: str, format: str | None, dtype: str | None, shard_bytes: int | None, force: bool, as_json: bool
 ) -> None:
-    """Write the tensors of A to B, one at a time and bit for bit where B's format allows it, and say what was rounded.
+    """Write the tensors of A to B, bit for bit where B's format allows it, and report what was rounded.
 
     \b
     firstdrift weights convert model.gguf model.safetensors

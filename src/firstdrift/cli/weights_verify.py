@@ -23,15 +23,14 @@ SHOWN = 100
 @click.command("verify", short_help="Prove that a checkpoint fills a model.")
 @click.argument("model", metavar="MODEL")
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--map", "map_file", metavar="FILE", help="The file's names and layouts in the model's terms (YAML).")
-@click.option("--cast", is_flag=True, help="Round to the model's dtypes where the file's are others, and count.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of names and layouts (YAML).")
+@click.option("--cast", is_flag=True, help="Round to the model's dtypes.")
 @json_option
 @debug_option
 def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_json: bool) -> None:
-    """Check that every parameter and buffer of MODEL is in CHECKPOINT, whole, in shape and free of NaN.
+    """Check that CHECKPOINT has every parameter and buffer of MODEL, in its shape and without NaN.
 
-    MODEL is a Hugging Face directory (its config.json says what to build), or a function that returns the model, as
-    FILE.py:factory or pkg.module:factory. It is built without memory; tensors are proven one at a time.
+    MODEL is a Hugging Face directory, or a function that returns the model, as FILE.py:factory or pkg.module:factory.
 
     Exit codes: 0 everything arrives; 1 it does not fit; 2 could not tell; 3 internal error.
 
@@ -62,14 +61,13 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
 @click.command("diff", short_help="Compare two checkpoints tensor by tensor.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
-@click.option("--write-map", metavar="FILE", help="Write how REF loads into a model with CAND's names, to be edited.")
+@click.option("--write-map", metavar="FILE", help="Write a map that loads REF into a model with CAND's names.")
 @json_option
 @debug_option
 def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -> None:
-    """Compare the tensors of two checkpoints, and name those that are transposed, permuted, tied, fused or exchanged.
+    """Compare two checkpoints; find transposed, permuted, tied, fused and exchanged tensors.
 
-    Tensors in another dtype are compared after rounding REF's to it. Numbers that are all there under other names
-    are `moved`, and no drift.
+    Other dtypes are compared after rounding REF to them. A tensor found under another name is `moved`, no drift.
 
     Exit codes: 0 every number is there; 1 drift; 2 tensors are missing or nothing was compared; 3 internal error.
 
