@@ -40,7 +40,7 @@ class StageHeader(NamedTuple):
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the file belongs to no layer."""
+        """Whether it belongs to no layer."""
         return self.layer == WHOLE_MODEL_LAYER
 
     @property
@@ -49,12 +49,12 @@ class StageHeader(NamedTuple):
         return HEADER_BYTES + 4 * self.dim_product
 
     def to_bytes(self) -> bytes:
-        """The header as it stands in the file."""
+        """The 12 bytes of the header."""
         return _LAYOUT.pack(MAGIC, self.layer, self.dim_product)
 
     @classmethod
     def parse(cls, data: bytes, place: str = "APRT header") -> StageHeader:
-        """Read a header from the first 12 bytes of `data`; what follows is not looked at."""
+        """Read a header from the first 12 bytes of `data`."""
         if len(data) < HEADER_BYTES:
             raise FormatError(f"{place}: truncated, {len(data)} bytes of a {HEADER_BYTES}-byte header; write it again")
         magic, layer, dim_product = _LAYOUT.unpack_from(data)
@@ -64,7 +64,7 @@ class StageHeader(NamedTuple):
 
 
 def output_path(directory: str | os.PathLike[str], layer: int, stage: str) -> Path:
-    """Where a stage of a layer lies: `layer-N/<stage>.bin`, or `<stage>.bin` for the whole model."""
+    """Return the path of a stage: `layer-N/<stage>.bin`, or `<stage>.bin` for the whole model."""
     check_name(stage, "stage")
     if not stage or stage != Path(stage).name or "\\" in stage or "\0" in stage:
         raise SiteError(f"stage {stage!r} is not a plain file name; give one without slashes")
@@ -76,7 +76,7 @@ def output_path(directory: str | os.PathLike[str], layer: int, stage: str) -> Pa
 
 
 def write_stage_file(directory: str | os.PathLike[str], layer: int, stage: str, values: Any) -> Path:
-    """Write one stage by name, used as it is given, and return the path. An existing file is replaced."""
+    """Write one stage under the given name and return its path. Replaces an existing file."""
     path = output_path(directory, layer, stage)
     flat = np.ascontiguousarray(_as_float32(values, path), "<f4").reshape(-1)
     if flat.size > MAX_VALUES:
@@ -113,25 +113,25 @@ def _as_float32(values: Any, path: Path) -> NDArray[np.float32]:
 
 
 def save_stage(directory: str | os.PathLike[str], stage: str, layer: int, values: Any) -> None:
-    """Write one canonical stage; whole-model stages go to the root whatever the layer."""
+    """Write one known stage; stages of the whole model go to the root."""
     stage = parse_stage(stage)
     write_stage_file(directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage, values)
 
 
 def maybe_save(plan: SavePlan | None, stage: str, layer: int, values: Any) -> None:
-    """Write the stage if there is a plan and the plan selects it."""
+    """Write the stage if the plan selects it. None selects nothing."""
     if plan is not None and plan.should_save(stage, layer):
         save_stage(plan.directory, stage, layer, values)
 
 
 def stage_path(plan: SavePlan, stage: str, layer: int) -> Path:
-    """Where a plan puts a stage."""
+    """Path of a stage in a plan."""
     stage = parse_stage(stage)
     return output_path(plan.directory, WHOLE_MODEL_LAYER if stage in WHOLE_MODEL else layer, stage)
 
 
 def read_header(path: str | os.PathLike[str]) -> StageHeader:
-    """The header of a stage file, checked against the size of the file before anything is allocated."""
+    """Read the header of a stage file and check it against the file's size."""
     with storage(path, "read the stage file", "check the path"), open_regular(path) as file:
         header = StageHeader.parse(file.read(HEADER_BYTES), os.fspath(path))
         size = os.fstat(file.fileno()).st_size
@@ -144,7 +144,7 @@ def read_header(path: str | os.PathLike[str]) -> StageHeader:
 
 
 def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[np.float32]]:
-    """The header and the values of a stage file."""
+    """Read the header and the values of a stage file."""
     header = read_header(path)
     with storage(path, "read the stage file", "check the path"), open_regular(path) as file:
         values = np.fromfile(file, "<f4", count=header.dim_product, offset=HEADER_BYTES)
@@ -154,7 +154,7 @@ def read_stage_file(path: str | os.PathLike[str]) -> tuple[StageHeader, NDArray[
 
 
 def is_stage_file(path: str | os.PathLike[str]) -> bool:
-    """Whether the first four bytes can be read and are the magic."""
+    """Whether the file begins with the magic bytes."""
     try:
         return read_regular(path, 4) == MAGIC
     except (OSError, ValueError):

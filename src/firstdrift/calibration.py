@@ -31,23 +31,18 @@ def calibrate(
     advance: Callable[[int], None] | None = None,
     **header: Json,
 ) -> Calibration:
-    """Record one step of a reference, and with every tensor how far the reference's own runs are from each other.
+    """Record one step of a reference with its own noise.
 
         fd.calibrate(model, (x,), "ref", loss_fn=loss_fn, target=y)
-        fd.diff("ref", "cand")          # uses it by itself: on another machine, against any engine
+        fd.diff("ref", "cand")          # uses the measured noise, whatever engine wrote cand
 
-    The trace is an ordinary one. Further runs, of which the distances alone are kept, show how noise grows in this
-    model on this data: one in float64, `runs` with the inputs perturbed by one rounding (where they are integers, what
-    is looked up by them), and one with a module halfway perturbed. So noise that the model amplifies is not taken for
-    a bug, and a bug is not taken for noise that this model does not have.
+    Further runs measure how this model amplifies rounding on this data: one in float64, `runs` with inputs perturbed by
+    one rounding, one with a module perturbed halfway. Only their distances are kept. They use copies: the model and the
+    random state do not change.
 
-    - `inputs`: the model's arguments: a tuple, a dict of keywords, or one tensor.
-    - `loss_fn(output, target)`, or `loss_fn(output)` without a target: gradients too.
-    - `optimizer`: makes the optimizer of a model, `model -> optimizer`: updates too.
-    - `train`: training mode; `seed`: set before every run, which else all begin with the present random numbers.
-    - `overwrite` replaces a trace; `advance` is called with 1 after every run; the rest goes into the header.
-
-    Copies run: the model and the random numbers are as they were, to the bit.
+    - `inputs`, `loss_fn`, `target`, `optimizer`, `train`: as in `check`.
+    - `seed`: set before every run. Without it all runs start from the current random state.
+    - `overwrite`: replace a trace. `advance(1)`: called after each run. Further keywords go into trace.json.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):

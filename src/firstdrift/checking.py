@@ -33,24 +33,24 @@ def check(
     load: Literal["reference"] | Callable[[torch.nn.Module, torch.nn.Module], object] | None = None,
     explain: bool = True,
 ) -> Result:
-    """Compare two implementations while both can be run: as they are, in float64, and one on what the other computed.
+    """Compare two models in one process: as they are, in float64, and each part on the other's inputs.
 
-        result = fd.check(reference=ours, candidate=port, inputs=(x,), loss_fn=loss_fn, target=y,
+        result = fd.check(reference=model, candidate=port, inputs=(x,), loss_fn=loss_fn, target=y,
                           optimizer=lambda model: torch.optim.AdamW(model.parameters()), train=True)
         print(result.first_drift.name, result.first_drift.cause)
 
-    - `inputs`: the arguments of both models: a tuple, a dict of keywords, or one tensor.
-    - `loss_fn(output, target)`, or `loss_fn(output)` without a target: gradients are compared too.
-    - `optimizer`: makes the optimizer of a model, `model -> optimizer`: updates are compared too.
-    - `candidate_*`: what is different for the candidate.
-    - `name_map`: the candidate's module paths to the reference's; modules left out have no counterpart. Without it,
-      modules are matched by name, by their weights, and by structure and order.
-    - `seed` is set before every step of both sides. `train`: training mode; `steps`: how many.
-    - `load="reference"` loads the reference's weights into the candidate's copy first; a function is called with
-      both copies and may do it in its own way. Without it weights are compared, never loaded.
-    - `explain=False`: say where they part, and do not ask why.
+    - `inputs`: arguments of both models: a tuple, a dict of keywords, or one tensor.
+    - `loss_fn(output, target)`, or `loss_fn(output)` without a target: compares gradients too.
+    - `optimizer(model)`: returns an optimizer; compares updates too.
+    - `candidate_*`: what differs for the candidate.
+    - `name_map`: candidate's module paths to the reference's; others have no counterpart. Without it, modules are
+      matched by name, weights, structure and order.
+    - `seed`: set before every step. `train`: training mode. `steps`: number of steps.
+    - `load`: `"reference"` copies the reference's weights into the candidate, a function does it with both copies.
+      Otherwise weights are compared.
+    - `explain=False`: says where they part and not why.
 
-    Everything runs on copies: both models are as they were, to the bit. The result is that of `fd.diff`.
+    Works on copies: both models stay as they are. Returns the same as `diff`.
     """
     import sys
 

@@ -88,11 +88,9 @@ def align_traces(
 
 
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
-    """The measurements of every pair, in causal order, as data; `options` as in `diff`, as far as they align.
+    """Return the measurements of every pair in causal order, without a judgement.
 
-    A row has `probe`, `phase`, `tier`, `max_abs` and `max_rel`, as comparators of training-step traces give them
-    (`tier` 0 to 7: fwd, lossgrad, agrad, grad, grad_scaled, weight, weight_after, others), the rest of its site, and
-    `measurement`; `row.to_dict()` is flat, with the same keys for every row. Different shapes give infinity.
+    `options` are those of `diff` that select and align. `row.to_dict()` is flat, for a table.
     """
     opened = align_traces(reference, candidate, **options)  # type: ignore[arg-type]
     with unchanged(opened.reference, opened.candidate):
@@ -107,13 +105,16 @@ def diff(
     batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
     advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
-    """Compare two traces and say where they first part.
+    """Compare two traces and find where they first differ.
 
-    `truth` is a third trace, of a float64 run, that decides which side is off. `map` is a mapping file, or a table of
-    what one says. `only`, `phases`, `ignore`, `allow_missing` and `allow_nan` (names in which NaN is meant) are globs,
-    one or several. `rule="jump"` is the rule of training-step traces, with its `abs_floor`. Reductions and `batch` say
-    what gradients are of where a format cannot. Without `explain` nobody asks why. `advance` is called with every
-    number of bytes measured.
+    - `truth`: a float64 trace that decides which side is off.
+    - `map`: which names belong together; a file or a dict.
+    - `only`, `phases`, `ignore`, `allow_missing`, `allow_nan` (names that may hold NaN): globs, one or several.
+    - `verify`: compare checksums first. `order`: probe list of npy steps.
+    - `rule="jump"`: the rule of training-step traces; differences below `abs_floor` pass.
+    - `reference_reduction`, `candidate_reduction` ("mean" or "sum") and `batch`: where a trace does not record them.
+    - `explain=False`: do not search for the cause.
+    - `advance(n)`: called with the bytes measured.
     """
     if rule not in ("noise", "jump"):
         raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
@@ -274,7 +275,7 @@ def assert_same(
     batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
     advance: Callable[[int], None] | None = None,
 ) -> Result:  # fmt: skip
-    """Raise AssertionError, with the report's first lines, unless the traces are the same up to noise."""
+    """Raise AssertionError with the head of the report unless two traces agree up to noise; options as in `diff`."""
     result = diff(
         reference, candidate, truth=truth, map=map, only=only, phases=phases, ignore=ignore,
         allow_missing=allow_missing, allow_nan=allow_nan, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch,

@@ -45,23 +45,23 @@ class FormatError(FirstdriftError, ValueError):
 
 
 class VersionError(FormatError):
-    """A file was written by a newer major version of the format."""
+    """A file has a newer major version of the format."""
 
 
 class NotATraceError(FirstdriftError, ValueError):
-    """Nothing at this path is in a format we know."""
+    """No known format is at this path."""
 
 
 class SiteError(FirstdriftError, ValueError):
-    """A name, phase, number or duplicate that no trace may hold."""
+    """A name, phase, number or duplicate that a trace cannot hold."""
 
 
 class StageError(SiteError):
-    """A stage name, list or range that cannot be understood."""
+    """A stage name, list or range is invalid."""
 
 
 class SelectionError(FirstdriftError, LookupError):
-    """A name or pattern that matches nothing."""
+    """A name or pattern matches nothing."""
 
 
 class CaptureError(FirstdriftError, RuntimeError):
@@ -69,10 +69,7 @@ class CaptureError(FirstdriftError, RuntimeError):
 
 
 class WeightsError(FirstdriftError, ValueError):
-    """Weights that do not fit the model they are meant for.
-
-    `problems` has a line for each of them, and `suggested_map` is a map that may be meant, as YAML, or None.
-    """
+    """Weights do not fit the model; `problems` lists why, `suggested_map` is a map to consider, as YAML, or None."""
 
     def __init__(self, message: str, problems: tuple[str, ...] = (), suggested_map: str | None = None) -> None:
         super().__init__(message)
@@ -84,11 +81,11 @@ class WeightsError(FirstdriftError, ValueError):
 
 
 class CaptureWarning(UserWarning):
-    """Something about a running model that its trace does not hold."""
+    """Something about a running model is not in its trace."""
 
 
 class TraceExistsError(FirstdriftError, FileExistsError):
-    """Something is there already and overwriting was not asked for."""
+    """The target exists and overwriting was not requested."""
 
 
 class TraceInUseError(FirstdriftError, OSError):
@@ -96,11 +93,11 @@ class TraceInUseError(FirstdriftError, OSError):
 
 
 class StorageError(FirstdriftError, OSError):
-    """The disk, the permissions or the file system said no."""
+    """The disk, permissions or the file system refused."""
 
 
 class NotFoundError(StorageError, FileNotFoundError):
-    """There is nothing at this path."""
+    """The path does not exist."""
 
 
 @contextmanager

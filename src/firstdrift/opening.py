@@ -41,10 +41,9 @@ class Format(Protocol):
 def open_trace(
     path: str | os.PathLike[str], *, format: str | None = None, order: str | os.PathLike[str] | None = None
 ) -> Trace:
-    """Open what a run recorded, in any format.
+    """Open a trace in any format.
 
-    `format` settles which one where a directory could be two; `order` names a probe list for npy step
-    directories that have none beside them.
+    `format` is needed where a directory fits two. `order` is a probe list for npy steps that have none.
     """
     path = Path(path)
     with storage(path, "open it", "check the path"):

@@ -27,7 +27,7 @@ NOTHING: Mapping[str, Json] = MappingProxyType({})
 
 
 class Record(NamedTuple):
-    """What a trace says about one site: its tensor's type, shape and place, and any optional facts."""
+    """One line of a trace: a site, its tensor's dtype, shape and place, and optional facts."""
 
     site: Site
     dtype: str | None
@@ -37,37 +37,37 @@ class Record(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes stored for this record."""
+        """Bytes stored."""
         return self.at[2] if self.at else 0
 
     @property
     def absent(self) -> str | None:
-        """Why the run says that there is no such tensor, or None when there is one."""
+        """Why the run has no such tensor, else None."""
         return self.details.get("absent")
 
     @property
     def op(self) -> str | None:
-        """The class of the operation that made the tensor."""
+        """Operation that made the tensor."""
         return self.details.get("op")
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer the site belongs to."""
+        """Number of the layer."""
         return self.details.get("layer")
 
     @property
     def order(self) -> int | None:
-        """The forward position of the site's module, where the run states it."""
+        """Forward position of the module, if recorded."""
         return self.details.get("order")
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Further dotted parameter names of a tied tensor."""
+        """Other names of a tied tensor."""
         return tuple(self.details.get("aliases", ()))
 
     @property
     def attrs(self) -> dict[str, Json]:
-        """Hyper-parameters of the operation (eps, heads, stride, ...)."""
+        """Settings of the operation (eps, heads, stride, ...)."""
         return with_floats(self.details.get("attrs", {}))  # type: ignore[no-any-return]
 
     @property
@@ -78,12 +78,12 @@ class Record(NamedTuple):
 
     @property
     def producers(self) -> tuple[Site, ...] | None:
-        """The sites this one was computed from; None when the run does not say."""
+        """Sites it was computed from, or None if not recorded."""
         found = self.details.get("from")
         return None if found is None else tuple(_producer(item, self.site) for item in found)
 
     def to_json(self) -> dict[str, Json]:
-        """The record as its line says it."""
+        """The line as JSON."""
         core = (*self.site, self.dtype, None if self.shape is None else list(self.shape), self.at and list(self.at))
         known = dict(zip(CORE_KEYS, core, strict=True))
         return known | dict(self.details)

@@ -55,7 +55,7 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """How small an error would have been found, site by site in causal order."""
+    """The smallest error that would be found, by site in causal order."""
 
     sites: tuple[Visible, ...]
     calibrated: bool
@@ -63,11 +63,11 @@ class Power:
 
     @property
     def blind(self) -> tuple[Site, ...]:
-        """Sites at which nothing would be found."""
+        """Sites at which no error would be found."""
         return tuple(one.site for one in self.sites if one.everywhere is None)
 
     def to_json(self) -> dict[str, Any]:
-        """The same in the schema `firstdrift-power-v1`."""
+        """JSON of schema `firstdrift-power-v1`."""
         rows = [{**one.site._asdict(), "everywhere": one.everywhere, "in_part": one.in_part} for one in self.sites]
         return {"schema": SCHEMA, "calibrated": self.calibrated, "pair": self.pair, "sites": rows}
 
@@ -76,10 +76,10 @@ def power(
     reference: Source, candidate: Source | None = None, *, only: Sequence[str] = (), phases: Sequence[str] = (),
     advance: Callable[[int], None] | None = None,
 ) -> Power:  # fmt: skip
-    """The smallest error of every tensor that a comparison would find.
+    """Measure the smallest error of every tensor that a comparison would find.
 
-    Of two traces that agree, every tensor is made worse in turn, until it is no longer within noise; of one trace, the
-    trace itself. `only` and `phases` are globs on what is reported.
+    Each tensor of two agreeing traces (or of one trace) is perturbed until it is beyond noise. `only` and `phases` are
+    globs on what is reported.
     """
     opened = align_traces(reference, reference if candidate is None else candidate)
     opened.reference.matching(only, phases)  # a pattern that matches nothing is an error

@@ -105,11 +105,11 @@ class SavePlan:
 
     @classmethod
     def from_cli(cls, stages: str, layers: str, directory: str | Path) -> SavePlan:
-        """Parse the flags `--save-tensor`, `--save-tensor-layers` and `--save-tensor-dir`, in this order."""
+        """Parse the flags `--save-tensor`, `--save-tensor-layers` and `--save-tensor-dir`."""
         return cls(parse_stages(stages), parse_layer_range(layers), Path(directory))
 
     def should_save(self, stage: str, layer: int) -> bool:
-        """Whether the plan selects a stage of a layer; whole-model stages have no layer."""
+        """Whether the plan selects a stage; stages of the whole model ignore the layer."""
         stage = ALIASES.get(stage, stage)
         return stage in self.stages and (stage in WHOLE_MODEL or layer in self.layers)
 

@@ -12,12 +12,11 @@ _listener: Listener | None = None  # None while no trace is open: a tap then cos
 
 
 def tap(name: str, tensor: T) -> T:
-    """Mark a tensor inside anyone's forward, and return it unchanged.
+    """Name a tensor inside a forward pass, and return it unchanged.
 
         scores = fd.tap("scores", q @ k.transpose(-2, -1))
 
-    An open trace records it as the site `<path of the running module>.<name>`, phase `fwd`, and its gradient as
-    `agrad`. Without an open trace nothing happens.
+    An open trace records it as the site `<path of the running module>.<name>`, phase `fwd`; its gradient as `agrad`.
     """
     if _listener is not None:
         _listener(name, tensor)

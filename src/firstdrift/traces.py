@@ -96,9 +96,7 @@ def unchanged(*traces: Trace) -> Iterator[None]:
 class Trace:
     """A recorded run: `records` in causal order (`lines` as written), `array(record)` for the numbers.
 
-    `problems` lists, one sentence each, everything that was promised and is not there; `complete` is true when
-    there is nothing to list. `notes` says what was inferred rather than read. `header` is what the run said of
-    itself, and `format` the name of the format that was read.
+    `problems` says what is missing or damaged, `notes` what was inferred. `header` is trace.json.
     """
 
     def __init__(
@@ -133,12 +131,12 @@ class Trace:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that the run meant to record is here."""
+        """Whether there are no problems."""
         return not self.problems
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together."""
+        """Bytes of all tensors."""
         return sum(record.nbytes for record in self.records)
 
     def __len__(self) -> int:
@@ -163,7 +161,7 @@ class Trace:
             ) from None
 
     def array(self, site: Site | Record) -> Array:
-        """The tensor of a site, read-only and memory-mapped wherever its format stores plain bytes."""
+        """The tensor of a site, read-only, memory-mapped where possible."""
         record = site if isinstance(site, Record) else self[site]
         if record.at is None or record.dtype is None or record.shape is None:
             why = f"absent: {record.absent}" if record.absent else "recorded as statistics only"
@@ -173,7 +171,7 @@ class Trace:
         return self.stored(record.at, record.dtype, record.shape, str(record.site))
 
     def stored(self, at: At, dtype: str, shape: tuple[int, ...], what: str) -> Array:
-        """Bytes of the data files as an array, read-only and memory-mapped."""
+        """Bytes of the data files as a read-only array."""
         number, offset, nbytes = at
         kind = numpy_dtype(dtype)
         if not nbytes:
@@ -189,11 +187,11 @@ class Trace:
         return file.view(offset, nbytes).view(kind).reshape(shape)
 
     def check_unchanged(self) -> None:
-        """Refuse what was read so far if a file was written to, or cut off, after the trace was opened."""
+        """Raise if a file changed after the trace was opened."""
         self._data.check_unchanged()
 
     def matching(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> list[Record]:
-        """The records whose name matches one of the globs `only` and whose phase matches one of `phases`."""
+        """Records whose name matches one of the globs `only`, and whose phase one of `phases`."""
         kept = [
             record
             for record in self.records
@@ -206,19 +204,19 @@ class Trace:
         return kept
 
     def select(self, only: Sequence[str] = (), phases: Sequence[str] = ()) -> Trace:
-        """The part of the trace that `matching` finds, as a trace of its own."""
+        """A trace of the records that `matching` finds."""
         kept = {record.site for record in self.matching(only, phases)}
         # What is left out can no longer testify to the order, so the rest has it stated.
         return self._with([record for record in stating_order(self.lines) if record.site in kept], self.problems)
 
     def with_problems(self, problems: Sequence[str]) -> Trace:
-        """The same trace, known to have further problems."""
+        """The same trace with further problems."""
         return self._with(self.lines, (*self.problems, *problems)) if problems else self
 
     def with_arrays(
         self, arrays: Mapping[Site, Callable[[], Array]], shapes: Mapping[Site, tuple[int, ...]] | None = None
     ) -> Trace:
-        """The same trace with other numbers at some sites, made when they are asked for, and in other shapes."""
+        """The same trace with other numbers, and shapes, at some sites; each is made when asked for."""
         said = shapes or {}
         lines = [record._replace(shape=said.get(record.site, record.shape)) for record in self.lines]
         changed = self._with(lines, self.problems)
@@ -226,11 +224,11 @@ class Trace:
         return changed
 
     def renamed(self, site: Callable[[Site], Site]) -> Trace:
-        """The same trace with its sites under other names; what it says of further names of tied tensors follows."""
+        """The same trace under other names; aliases of tied tensors follow."""
         return self._with([_renamed(record, site) for record in self.lines], self.problems)
 
     def stating(self, line: Callable[[Record], Record], header: Mapping[str, Json]) -> Trace:
-        """The same numbers, of which lines and header say something else."""
+        """The same numbers with other lines and another header."""
         return self._with([line(record) for record in self.lines], self.problems, header)
 
     def _with(

@@ -39,28 +39,26 @@ def trace(
     checksum: bool = False,
     **header: Json,
 ) -> Tracing:
-    """Record everything a model computes while a block runs, without changing it.
+    """Record what a model computes while a block runs, without changing it.
 
         with fd.trace(model, "ref", optimizer=optimizer):
             loss = loss_fn(model(x), y)
             loss.backward()
             optimizer.step()
 
-    Recorded are inputs, weights and buffers before and after, inputs and outputs of every module, the loss, gradients
-    of outputs and of parameters, and the state of the optimizer, each at its own site.
+    Records weights and buffers before and after, inputs and outputs of every module, the loss, all gradients, and the
+    optimizer's state.
 
-    - `optimizer`: one or several; a step ends when all of them have stepped. `scaler`: the GradScaler in use.
-    - `steps`: which steps to record: a list, `range(0, 1000, 10)`, `slice(None, None, 10)` for every tenth.
-    - `only`: globs on module names; `classes`: class names or types; `depth`: 0 is the model itself; `phases`.
-    - `keep`: `"full"`, or `"stats"` for statistics in place of values; or both by pattern,
-      `{"*": "stats", "layers.3.*": "full"}`, of which the last that matches counts.
-    - `granularity="op"`: also every operation inside the modules chosen, as sites `<module>/<operation>`.
-    - `logits`: the module whose output the loss reads, where that is not the model's own output.
-    - `verify`: run the first forward pass untraced as well and compare the outputs, and look for stale buffers.
-    - `on_full`: what a full disk does: `"raise"`, or `"continue"` without tracing after a warning.
-    - `program`: also write down the calls that made the tensors, to `program.jsonl`; `source`: with the text of the
-      lines of code that made them.
-    - `overwrite`, `checksum` and further keywords go to `fd.Writer`: `seed`, `batch`, `gradient_of`, anything else.
+    - `optimizer`: one or several; a step ends when all have stepped. `scaler`: the GradScaler.
+    - `steps`: steps to record: a list, `range(0, 1000, 10)`, or `slice(None, None, 10)`.
+    - `only`: globs on module names. `classes`: class names or types. `depth`: 0 is the model itself. `phases`: globs.
+    - `keep`: `"full"`, `"stats"`, or by pattern, `{"*": "stats", "layers.3.*": "full"}`; the last match counts.
+    - `granularity="op"`: also every operation inside the modules, as `<module>/<operation>`.
+    - `logits`: the module whose output the loss reads, if not the model's.
+    - `verify`: also run the first forward pass untraced, compare, and look for stale buffers.
+    - `on_full`: on a full disk `"raise"`, or `"continue"` untraced with a warning.
+    - `program`: also record the calls, in `program.jsonl`. `source`: with their lines of code.
+    - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
     tracing: Tracing = _adapter(model).begin(
         model, path, optimizer=optimizer, scaler=scaler, granularity=granularity, logits=logits, verify=verify,
@@ -83,13 +81,12 @@ def estimate(
     keep: str | Mapping[str, str] = "full",
     granularity: Literal["module", "op"] = "module",
 ) -> Estimate:
-    """How many tensors and bytes a step's trace will hold, before it is taken.
+    """Estimate how many tensors and bytes the trace of a step will hold.
 
         print(fd.estimate(model, (x,), optimizer=optimizer))
 
-    `inputs` are the model's arguments: a tuple, a dict of keywords, or one tensor. `train=False` counts a forward pass
-    alone. The rest is as in `fd.trace`. Nothing is computed: the step runs over tensors that have shapes and no
-    memory, or over a copy of the model where its values decide its shapes. The model is left as it is.
+    `inputs` is a tuple, a dict of keywords, or one tensor; `train=False` counts the forward pass alone; the rest is as
+    in `trace`. The step runs without computing values, or on a copy if values decide shapes. The model does not change.
     """
     _adapter(model)
     from .capture.torch.estimating import estimate
@@ -109,14 +106,13 @@ def traced_grads(
     *,
     logits: str | int | None = None,
 ) -> torch.Tensor:
-    """One forward and backward pass whose tensors are handed to a callback. Returns the loss; gradients add up.
+    """Run one forward and backward pass with a callback for its tensors. Returns the loss; gradients add up.
 
-    `sink(layer, kind, phase, tensor)` is called with `fwd` for every layer from 0, then once with `lossgrad` (layer =
-    number of layers), then with `agrad` for every layer from the one the loss reads down to the first that has a
-    gradient, each before that layer's backward runs. The tensor is borrowed: valid during the call, not to be changed.
-    Layers are the children of an `nn.Sequential`, else all modules without children. `loss_fn(logits, y)` reads the
-    output of the layer `logits` names, by default the last one that is no `nn.Softmax`; later layers are forward-only.
-    Without a sink this is the plain pass, bit for bit.
+    `sink(layer, kind, phase, tensor)` is called with `fwd` for each layer from 0, then with `lossgrad` (layer = number
+    of layers), then with `agrad` for each layer back from the one the loss reads, before its backward runs. The tensor
+    is valid during the call only. Layers are the children of an `nn.Sequential`, else all modules without children.
+    `loss_fn(logits, y)` reads layer `logits`, by default the last that is no `nn.Softmax`. Without a sink this is the
+    plain pass, bit for bit.
     """
     _adapter(model)
     from .capture.torch.sinks import traced_grads
@@ -127,7 +123,7 @@ def traced_grads(
 def trace_weights(
     model: torch.nn.Module, tag: str, sink: Callable[[int, str, str, torch.Tensor], object] | None
 ) -> None:
-    """Hand every parameter to a callback, layer by layer: `sink(layer, kind, "<tag>.weight", tensor)`, then bias."""
+    """Pass every parameter to a callback by layer: `sink(layer, kind, "<tag>.weight", tensor)`, then bias."""
     _adapter(model)
     from .capture.torch.sinks import trace_weights
 
@@ -135,7 +131,7 @@ def trace_weights(
 
 
 def trace_grads(model: torch.nn.Module, tag: str, sink: Callable[[int, str, str, torch.Tensor], object] | None) -> None:
-    """Hand every parameter's gradient to a callback, as `trace_weights` does; what has none gives no event."""
+    """Pass every parameter's gradient to a callback, as `trace_weights` does. Without a gradient there is no call."""
     _adapter(model)
     from .capture.torch.sinks import trace_grads
 

@@ -12,7 +12,7 @@ SCHEMA = "firstdrift-calibrate-v1"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A calibrated trace: where it is, how many sites know their noise, which is the noisiest, and what to know."""
+    """A calibrated trace: its sites, how many have measured noise, and the noisiest."""
 
     path: str
     sites: int
@@ -28,7 +28,7 @@ class Calibration:
         return "\n".join([head, *noisiest, *(f"  {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
-        """The same in the schema `firstdrift-calibrate-v1`."""
+        """JSON of schema `firstdrift-calibrate-v1`."""
         noisiest = None if self.noisiest is None else {**self.noisiest._asdict(), "noise": self.largest}
         return {
             "schema": SCHEMA, "path": self.path, "sites": self.sites, "calibrated": self.calibrated, "runs": self.runs,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many tensors and bytes one step of a trace will hold, by phase, and its largest tensor."""
+    """Tensors and bytes of one step of a trace by phase, and the bytes of its largest tensor."""
 
     tensors_by_phase: Mapping[str, int]
     bytes_by_phase: Mapping[str, int]
@@ -21,7 +21,7 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one step; a tensor at two sites is stored once."""
+        """Bytes of one step; a tensor at two sites counts once."""
         return sum(self.bytes_by_phase.values())
 
     def __str__(self) -> str:

@@ -17,11 +17,11 @@ OTHER_TIER = 7
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One pair of `fd.compare_pairs`, without a judgement.
+    """One pair of `fd.compare_pairs`.
 
-    `probe` is the reference's name of the module. `max_abs` and `max_rel` are the largest difference and the largest
-    one relative to the reference's element, over what is finite on both sides; they are infinite where the two cannot
-    be compared (`problem` says why), and None where there are no numbers. `measurement` has everything else.
+    `probe` is the reference's module. `max_abs` and `max_rel` are the largest absolute and relative difference over
+    finite elements: infinite if not comparable (`problem` says why), None without numbers. `tier` counts fwd, lossgrad,
+    agrad, grad, grad_scaled, weight, weight_after, others from 0.
     """
 
     probe: str
@@ -38,11 +38,11 @@ class PairRow:
 
     @property
     def site(self) -> Site:
-        """Where and when, as the reference says it."""
+        """The reference's site."""
         return Site(self.step, self.phase, self.probe, self.port, self.call, self.sample)
 
     def to_dict(self) -> dict[str, Json]:
-        """The row as one flat mapping, the same keys for every row: what a table of rows has as columns."""
+        """The row as a flat dict with the same keys for every row."""
         own = {key: getattr(self, key) for key in self.__slots__ if key != "measurement"}
         measured = {} if self.measurement is None else _flat(self.measurement)
         return own | {key: measured.get(key) for key in MEASURED if key not in own}

@@ -17,7 +17,7 @@ SCHEMA = "firstdrift-diff-v1"
 
 
 class Verdict(StrEnum):
-    """The judgement of one pair, or of a run. It cannot be read as a truth value by accident."""
+    """The judgement of a pair or a run; `bool(verdict)` raises."""
 
     SAME = "same"
     NOISE = "noise"
@@ -245,7 +245,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a comparison found. `exit_code` is what CI needs; a result is not a truth value."""
+    """The result of a comparison. `exit_code` is for CI; `bool(result)` raises."""
 
     verdict: Verdict
     sentence: str
@@ -271,14 +271,14 @@ class Result:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many pairs had each verdict; unmatched reference sites count as missing."""
+        """Pairs by verdict; unmatched reference sites count as missing."""
         counted = Counter(str(pair.verdict) for pair in self.pairs)
         counted.update({str(Verdict.MISSING): len(self.reference_only)} if self.reference_only else {})
         return {str(verdict): counted[str(verdict)] for verdict in Verdict if counted[str(verdict)]}
 
     @property
     def matches(self) -> tuple[Match, ...]:
-        """Every name of the reference with its counterparts, in causal order; the least sure of its tensors counts."""
+        """Names of the reference with their counterparts, in causal order."""
         found: dict[tuple[str, tuple[str, ...]], Match] = {}
         for result in self.pairs:
             pair = result.pair
@@ -291,7 +291,7 @@ class Result:
         return tuple(found.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The result in the schema `firstdrift-diff-v1`."""
+        """JSON of schema `firstdrift-diff-v1`."""
         first = None
         if self.first_drift is not None:
             first = {**self.first_drift.site._asdict(), "introduced_by": self.first_drift.introduced_by}

@@ -42,9 +42,9 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Architecture(Fields):
-    """The ten fields; what the file calls its architecture, and its family where the table has one.
+    """The ten fields of a checkpoint, its architecture's name, and its family if known.
 
-    `derived` names the fields that no key says: of a GGUF file `tie_word_embeddings`, which has none there.
+    `derived` lists fields that no key gives: `tie_word_embeddings` of a GGUF file.
     """
 
     name: str | None = None
@@ -53,11 +53,11 @@ class Architecture(Fields):
 
     @property
     def encoder(self) -> bool:
-        """Whether it is an encoder, by its name."""
+        """Whether the name is an encoder's."""
         return is_encoder(self.name)
 
     def to_json(self) -> dict[str, Json]:
-        """The ten fields, and nothing else."""
+        """The ten fields."""
         return {field.name: asdict(self)[field.name] for field in fields(Fields)}
 
 
@@ -83,13 +83,11 @@ NAME_KEYS = {
 
 
 def read_architecture(path: str | PathLike[str]) -> Architecture:
-    """The ten fields of a checkpoint: of an APR or GGUF file, of a Hugging Face directory or its config.json.
+    """Read the ten fields of an APR or GGUF file, a Hugging Face directory, or a config.json. There are no defaults.
 
-    All are required; there are no defaults, and nothing is inferred but one: GGUF has no key for tied embeddings, so
-    they are tied when it has no output layer, and `derived` says so. Raises an error that names every field that is
-    missing or of the wrong type (FALSIFY-APR-PRETRAIN-INIT-005), one when the metadata's names are of two families, or
-    not of that of the tensor names (FALSIFY-INIT-ARCH-MATCH-001), and one when an encoder's name stands over a decoder
-    (FALSIFY-APR-PRETRAIN-ARCH-007).
+    Raises if fields are missing or mistyped (FALSIFY-APR-PRETRAIN-INIT-005), if names of two families contradict each
+    other (FALSIFY-INIT-ARCH-MATCH-001), or if a decoder bears an encoder's name (FALSIFY-APR-PRETRAIN-ARCH-007). GGUF
+    has no key for tied embeddings: they are tied if it has no output layer, and `derived` says so.
     """
     path = Path(path)
     is_config = path.name.endswith(".json") and not path.name.endswith(".index.json")

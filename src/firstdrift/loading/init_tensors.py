@@ -13,10 +13,9 @@ from .values import wrong_values
 
 
 def load_init_tensors(path: str | PathLike[str]) -> dict[str, Array]:
-    """Every tensor of a checkpoint by name, as it is stored, quantized ones as float32.
+    """Read every tensor of a checkpoint by name, quantized ones as float32.
 
-    Refused, with all reasons at once, when one holds NaN, infinity or a mean beyond 100. What lies plain in the file
-    is mapped, not read.
+    Raises, with all reasons, if a tensor has NaN, infinity or a mean beyond ±100. Plain tensors are memory-mapped.
     """
     with opening():
         checkpoint = open_checkpoint(path)

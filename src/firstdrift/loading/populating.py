@@ -32,15 +32,14 @@ CHANGED = "the model does not hold what was checked: somebody wrote to it, or to
 
 
 def load_weights(model: nn.Module, source: Source, map: Map | None = None, *, cast: bool = False) -> Loaded:
-    """Load a checkpoint into a model, or leave the model as it is and say every reason why.
+    """Load a checkpoint into a model, or leave the model unchanged and raise `WeightsError` with every reason.
 
-    `source` is a path in any format that `firstdrift weights inspect` reads, an open checkpoint, or a table of
-    arrays. Every parameter and persistent buffer has to be there, in its shape, without NaN, infinity or a mean
-    beyond 100, and in its dtype unless `cast` asks for rounding to the model's. `map` says what a tensor of the file
-    is called in the model and how it is laid out there: a table, or a YAML file. Only when all of that holds is
-    anything written. Then every tensor is read back and its checksum compared with the file's.
+    - `source`: a checkpoint path, an open checkpoint, or a dict of arrays.
+    - `map`: names and layouts of the file in the model's terms; a dict or a YAML file.
+    - `cast`: round to the model's dtypes.
 
-    Returns the count and the proof. Raises `WeightsError` with every problem, and a map that may be meant.
+    Every parameter and persistent buffer must be there with its shape and dtype, without NaN, infinity or a mean beyond
+    ±100. After writing, each tensor is read back and its checksum compared. Returns the proof.
     """
     checkpoint = opened(source)
     try:
@@ -51,10 +50,7 @@ def load_weights(model: nn.Module, source: Source, map: Map | None = None, *, ca
 
 
 def populate_from_init(model: nn.Module, tensors: Mapping[str, Any]) -> int:
-    """Put tensors into a model by name; how many of the model's were written.
-
-    The same checks and the same proof as `load_weights`: a model that does not fit is left as it is.
-    """
+    """Put tensors into a model by name, with the checks and proof of `load_weights`. Returns the number written."""
     return populate(model, opened(tensors), None, cast=False).count
 
 

@@ -11,10 +11,9 @@ SCHEMA = "firstdrift-load-v1"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One tensor of the model, written once.
+    """One tensor of the model that was written.
 
-    `sources` say which tensors of the file it is made of, and by which steps; `crc32` is that of its bytes, read
-    back from the model, and equal to that of the file's numbers after those steps.
+    `sources` are the file's tensors and the steps applied. `crc32` was read back from the model and equals the file's.
     """
 
     name: str
@@ -27,7 +26,7 @@ class Arrival:
     tied: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """As it stands in the proof."""
+        """JSON of this line of the proof."""
         return {
             "name": self.name, "kind": self.kind, "shape": list(self.shape), "dtype": self.dtype,
             "sources": list(self.sources), "crc32": f"{self.crc32:08x}", "rounded": self.rounded,
@@ -37,10 +36,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load did: `count` tensors of the model hold what the file says, and `proof` has a line for each.
+    """The result of a load; `proof` has a line for each tensor of the model.
 
-    `extra` are tensors of the file that the model has no place for, `dropped` those that a map left out on purpose,
-    and `rounded` is how many values were rounded to the model's dtype.
+    `extra`: tensors of the file without a place in the model. `dropped`: those that the map leaves out.
     """
 
     source: str
@@ -52,16 +50,16 @@ class Loaded:
 
     @property
     def count(self) -> int:
-        """Tensors of the model that were written; tied ones count once."""
+        """Tensors written; tied ones count once."""
         return len(self.proof)
 
     @property
     def rounded(self) -> int:
-        """Values that are no longer what the file says, by one rounding."""
+        """Values changed by rounding."""
         return sum(arrival.rounded for arrival in self.proof)
 
     def to_json(self) -> dict[str, Json]:
-        """The proof as JSON's own types, schema `firstdrift-load-v1`."""
+        """JSON of schema `firstdrift-load-v1`."""
         return {
             "schema": SCHEMA, "source": self.source, "format": self.format, "hash": "crc32", "count": self.count,
             "rounded": self.rounded, "parameters": [arrival.to_json() for arrival in self.proof],

@@ -54,17 +54,17 @@ def build_trainer_with_init(
     untie: bool = False,
     device: str = "cpu",
 ) -> Trainer:
-    """A trainer of a decoder with the weights of a checkpoint, or an error; never with random weights instead.
+    """Build a trainer of a decoder with a checkpoint's weights. Raises rather than start from random ones.
 
-    `init_config` is what the checkpoint is of, as `fd.read_architecture` or `config_of` reads it, and belongs to
-    `init_path`: both are given or neither. Without them it is `build_trainer(settings, config)`, byte for byte, and
-    without `config` either, Llama-370M, if that has its 366 to 374 million parameters.
-    Checked in this order: the pair, the family (FALSIFY-APR-PRETRAIN-ARCH-007), every field of `init_config` against
-    the file's (FALSIFY-APR-PRETRAIN-INIT-007), every tensor's values (FALSIFY-APR-PRETRAIN-INIT-006), names against
-    metadata (FALSIFY-INIT-ARCH-MATCH-001), names and shapes against the model's (FALSIFY-APR-PRETRAIN-INIT-007).
-    Memory for the model is taken after that. The optimizer is fresh.
-    An output layer that the file has beside a tied embedding has to be a rounded copy of it, or is a parameter of its
-    own with `untie`. `settings` is a `firstdrift.pretraining.settings.Settings`, as its `of(mode, ...)` makes one.
+    `init_config` is the checkpoint's architecture, from `fd.read_architecture` or `config_of`. Give it with
+    `init_path`, or neither: then this is `build_trainer(settings, config)`, by default of Llama-370M.
+
+    Checked in this order: the family (FALSIFY-APR-PRETRAIN-ARCH-007), each field of `init_config` against the file
+    (FALSIFY-APR-PRETRAIN-INIT-007), values (FALSIFY-APR-PRETRAIN-INIT-006), names against metadata
+    (FALSIFY-INIT-ARCH-MATCH-001), names and shapes against the model (FALSIFY-APR-PRETRAIN-INIT-007).
+
+    `settings` is a `firstdrift.pretraining.settings.Settings`, from `Settings.of(mode, ...)`. `untie` keeps an output
+    layer beside a tied embedding. The optimizer starts fresh.
     """
     if (init_config is None) != (init_path is None):
         given, absent = ("init_path", "init_config") if init_config is None else ("init_config", "init_path")

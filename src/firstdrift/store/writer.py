@@ -49,12 +49,12 @@ class Writer:
         with fd.Writer("ref", model="kws", batch=32) as w:
             w.put("conv1", "fwd", array)
 
-    Keyword arguments that are not options go into trace.json: `producer`, `model`, `options`, `batch`, `seed`,
-    `optimizer`, `gradient_of`, or anything else. A block that ends with an exception leaves the trace without
-    its end line: readable, and known to be unfinished.
+    - `overwrite`: replace a trace. `checksum`: add a crc32 to every line.
+    - `background`: write in a thread, from a queue of at most 32 MiB.
+    - `rank` of `ranks`: write into the directory of that rank.
+    - Other keywords go into trace.json: `producer`, `model`, `batch`, `seed`, `optimizer`, `gradient_of`, ...
 
-    `overwrite` replaces an existing trace; `checksum` adds a crc32 to every line; `background` copies tensors
-    into a queue of at most 32 MiB that another thread writes. `rank` of `ranks` writes into its own directory.
+    After an exception in the block the trace is readable, but incomplete.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Writer:
         sample: int | None = None,
         **details: Json,
     ) -> Stored:
-        """Record one tensor as it is now. `details` are the optional keys of a line: op, attrs, producers, ..."""
+        """Record a tensor as it is now. `details` are optional keys of a line: op, attrs, producers, ..."""
         array = as_array(array, f"{phase} {name}")
         stored = _stored(array, name)
         site = _site(step, phase, name, port, call, sample)
@@ -145,18 +145,14 @@ class Writer:
         sample: int | None = None,
         **details: Json,
     ) -> None:
-        """Record that a site holds the very bytes that were stored before: a line, and no data."""
+        """Record that a site holds bytes that were stored before."""
         site = _site(step, phase, name, port, call, sample)
         tail = _tail(details, site)
         # Made only when its turn comes: a queue may not have placed the bytes yet.
         self._put_line(site, len(tail), lambda: _line_of(site, stored, tail))
 
     def store(self, array: Any, place: str, over: Stored | None = None) -> Stored:
-        """Store a tensor that `put_again` will name, or write it over one that no line names yet.
-
-        For values that are known before it is known whether they are final, such as gradients being accumulated.
-        Bytes that no line ever names are no part of the trace.
-        """
+        """Store a tensor for a later `put_again`, or over one that no line names yet, such as a growing gradient."""
         array = as_array(array, place)
         stored = _stored(array, place)
         if self._queue is not None:
@@ -178,7 +174,7 @@ class Writer:
         return stored
 
     def append_program(self, text: str) -> None:
-        """Add lines to program.jsonl, which says how the tensors were made; docs/trace-format.md specifies them."""
+        """Add lines to program.jsonl; docs/trace-format.md specifies them."""
         with self._lock:
             if self._closed:
                 raise SiteError(f"{self.path}: its program was written after the trace was closed; write it before")
@@ -189,7 +185,7 @@ class Writer:
                 raise self._failed(error, "its program") from error
 
     def describe(self, **header: Json) -> None:
-        """Add to trace.json what became known only after the start, such as the batch; written whole, by renaming."""
+        """Add keys to trace.json that became known after the start."""
         header = self._header | header
         text = new_header(*self._rank, header)
         self._header = header  # what was refused is forgotten
@@ -231,17 +227,17 @@ class Writer:
         sample: int | None = None,
         **details: Json,
     ) -> None:
-        """Record that there is no such tensor, and why: `no gradient` is a fact, silence is not."""
+        """Record that there is no such tensor, and why, such as `no gradient`."""
         site = _site(step, phase, name, port, call, sample)
         tail = encode_details({**details, "absent": reason}, site)
         self._put_line(site, len(tail), lambda: encode_line(site, None, None, None, tail))
 
     def close(self) -> None:
-        """Write the end line and let go of the trace. Raises what a background write could not say."""
+        """Write the end line and unlock the trace. Raises errors of background writing."""
         self._finish(end=True)
 
     def abort(self) -> None:
-        """Let go of the trace without an end line: what is there stays readable, and known to be unfinished."""
+        """Unlock the trace without an end line: readable, but incomplete."""
         with suppress(FirstdriftError):  # whatever it is, it was raised already or is being raised
             self._finish(end=False)
 

@@ -32,16 +32,15 @@ def sweep(
     truth: Given | None = None, out: str | PathLike[str] | None = None, jobs: int = 1, timeout: float | None = None,
     force: bool = False, done: Callable[[Row], None] | None = None, **options: Any,
 ) -> SweepResult:  # fmt: skip
-    """Run two implementations on many cases, compare each, and say what all of them mean together.
+    """Run two implementations on many cases, compare each, and give one answer.
 
-    `cases` are dicts of variables, a dict of lists to be multiplied, single values (then called `case`), or a text as
-    `start=0:320:32`. `reference` and `candidate` are commands with placeholders, such as `./port --start {start} --out
-    {out}`, or functions, which are given the variables and `out` by name. Without them, `cases` is a directory of
-    finished pairs of traces. `truth` is a third one, run in float64.
-
-    Without an `executor`, every run has a process of its own, `jobs` cases are worked on at once, and `timeout` is in
-    seconds for each run. Rows are kept in `out`, and are not made again by the same sweep; `force` makes them again.
-    `done` is called with each row. `options` are those of `diff`.
+    - `cases`: dicts of variables, a dict of lists (all combinations), plain values (called `case`), a text such as
+      `start=0:320:32`, or a directory of finished pairs, without sides.
+    - `reference`, `candidate`: commands such as `./port --start {start} --out {out}`, or functions with the variables
+      and `out` as parameters. `truth`: the same in float64.
+    - `executor`: runs the functions. Without it each run is a process, `jobs` cases at once, `timeout` seconds each.
+    - `out`: keeps finished cases, for the next run of the same sweep. `force`: run them again.
+    - `done(row)`: called after each case. `options` are those of `diff`.
     """
     given = (reference, candidate, truth)
     with ExitStack() as stack:
