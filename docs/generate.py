@@ -27,7 +27,8 @@ DOCS = Path(__file__).parent
 HOW = "python docs/generate.py"
 NUMBERS_BEGIN = "<!-- numbers: written by docs/generate.py from src/firstdrift/judge/numbers.py -->"
 NUMBERS_END = "<!-- end of numbers -->"
-WIDTH = 98  # of help texts on a wide terminal, and of signatures before they are broken into lines
+WIDTH = 98  # of help texts on a wide terminal
+COMMON = ("  --json  ", "  --debug  ", "  -h, --help  ", "  --version  ")
 
 CLI_HEAD = f"""\
 # Command line
@@ -41,8 +42,9 @@ Generated from `--help` by `{HOW}`. The same from Python: [python.md](python.md)
 | 2 | could not tell: an incomplete or unreadable trace, nothing found, a usage error |
 | 3 | internal error: a bug in firstdrift |
 
-Errors go to standard error. `--json` prints one strict JSON object; `schema` names its form, and non-finite numbers are
-the strings `nan`, `inf` and `-inf`.
+Errors go to standard error. Every command also has `-h`, `--help` and `--debug`, which shows tracebacks. All but groups
+of commands have `--json`: one strict JSON object, whose `schema` names its form, with the strings `nan`, `inf` and
+`-inf` for non-finite numbers. `firstdrift --version` prints the version.
 """
 
 OPERATIONS_HEAD = f"""\
@@ -136,22 +138,25 @@ def _setting(one: Setting) -> str:
 def cli_page() -> str:
     """The reference of every command, as `--help` prints it on a terminal of 100 columns or more."""
     root = click.Context(cli, info_name="firstdrift", **(cli.context_settings | {"terminal_width": WIDTH}))
-    parts = [CLI_HEAD, _help("firstdrift", cli.get_help(root))]
+    parts = [CLI_HEAD, _help(cli.get_help(root))]
     for name in sorted(COMMANDS):
         command = cli.get_command(root, name)
         assert command is not None
         context = click.Context(command, parent=root, info_name=name)
-        parts += [f"## {name}\n", _help(f"firstdrift {name}", command.get_help(context))]
+        parts += [f"## {name}\n", _help(command.get_help(context))]
         for inner in command.list_commands(context) if isinstance(command, click.Group) else ():
             part = command.get_command(context, inner)
             assert part is not None
             said = part.get_help(click.Context(part, parent=context, info_name=inner))
-            parts += [f"### {name} {inner}\n", _help(f"firstdrift {name} {inner}", said)]
+            parts += [f"### {name} {inner}\n", _help(said)]
     return "\n".join(parts)
 
 
-def _help(command: str, text: str) -> str:
-    return f"```console\n$ {command} --help\n{text.rstrip()}\n```\n"
+def _help(text: str) -> str:
+    """What --help prints, without the options that every command has, which the head of the page names."""
+    lines = [line for line in text.rstrip().split("\n") if not line.startswith(COMMON)]
+    shown = "\n".join(lines).replace("Options:\n\nCommands:", "Commands:").removesuffix("\n\nOptions:")
+    return f"```text not run: generated from --help\n{shown}\n```\n"
 
 
 def python_page() -> str:
@@ -188,27 +193,21 @@ def _own_names(module: ModuleType, public: Iterable[str]) -> list[tuple[str, Any
 
 
 def _entry(name: str, function: Callable[..., Any]) -> str:
-    return f"### `{name}`\n\n{_fence(_signature(name, function))}\n{inspect.getdoc(function)}\n"
+    return f"### `{name}`\n\n`{_signature(name, function)}`\n\n{inspect.getdoc(function)}\n"
 
 
 def _class(name: str, item: type) -> str:
-    head = _members(item) if issubclass(item, Enum) else _fence(_signature(name, item))
-    parts = [f"### `{name}`\n\n{head}\n{inspect.getdoc(item)}\n"]
+    head = ", ".join(f"`{one.name}`" for one in item) if issubclass(item, Enum) else f"`{_signature(name, item)}`"
+    parts = [f"### `{name}`\n\n{head}\n\n{inspect.getdoc(item)}\n"]
     properties, methods = [], []
     for own, member in vars(item).items():
         if own.startswith("_"):
             continue
         if isinstance(member, property):
-            properties.append(f"| `.{own}` | {_line(member)} |")
+            properties.append(f"- `.{own}`: {_line(member)}")
         elif inspect.isroutine(member):
-            methods.append(f"- `{_on_one_line(own, getattr(item, own))}`: {_line(member)}")
-    if properties:
-        parts.append("\n".join(["| property | |", "|---|---|", *properties, ""]))
-    return "\n".join([*parts, *([*methods, ""] if methods else [])])
-
-
-def _members(item: type[Enum]) -> str:
-    return ", ".join(f"`{member.name}`" for member in item) + "\n"
+            methods.append(f"- `.{_signature(own, getattr(item, own))}`: {_line(member)}")
+    return "\n".join([*parts, *properties, *methods, *([""] if properties or methods else [])])
 
 
 def _line(item: object) -> str:
@@ -216,35 +215,15 @@ def _line(item: object) -> str:
 
 
 def _errors(errors: dict[str, type]) -> str:
-    rows = ["| error | is also | raised when |", "|---|---|---|"]
+    rows = ["| error | is also | meaning |", "|---|---|---|"]
     for name, item in errors.items():
         bases = ", ".join(f"`{base.__name__}`" for base in item.__bases__)
         rows.append(f"| `fd.{name}` | {bases} | {(inspect.getdoc(item) or '').rstrip('.')} |")
     return "\n".join([*rows, ""])
 
 
-def _fence(text: str) -> str:
-    return f"```python not run: a signature\n{text}\n```\n"
-
-
 def _signature(name: str, callable_: Callable[..., Any]) -> str:
-    """`name(parameters) -> result`; one parameter a line when that is too long for one."""
-    line = _on_one_line(name, callable_)
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{name}(", *(f"    {part}," for part in _parameters(callable_)), f"){_result(callable_)}"])
-
-
-def _on_one_line(name: str, callable_: Callable[..., Any]) -> str:
-    return f"{name}({', '.join(_parameters(callable_))}){_result(callable_)}"
-
-
-def _result(callable_: Callable[..., Any]) -> str:
-    returned = inspect.signature(callable_).return_annotation
-    return "" if inspect.isclass(callable_) else f" -> {_annotation(returned)}"
-
-
-def _parameters(callable_: Callable[..., Any]) -> list[str]:
+    """`name(parameters) -> result`; the types of parameters are for editors, which read them from the source."""
     shown: list[str] = []
     starred = False
     for parameter in inspect.signature(callable_).parameters.values():
@@ -253,15 +232,10 @@ def _parameters(callable_: Callable[..., Any]) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             shown.append("*")
             starred = True
-        shown.append(_parameter(parameter))
+        shown.append(str(parameter.replace(annotation=parameter.empty)))
         starred = starred or parameter.kind is parameter.VAR_POSITIONAL
-    return shown
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-    text = f"{stars}{parameter.name}: {_annotation(parameter.annotation)}"
-    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"
+    result = "" if inspect.isclass(callable_) else f" -> {_annotation(inspect.signature(callable_).return_annotation)}"
+    return f"{name}({', '.join(shown)}){result}"
 
 
 def _annotation(annotation: object) -> str:
