@@ -30,15 +30,15 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 @click.command("diff", short_help="Find the first tensor where two traces differ.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
-@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
-@click.option("--write-map", metavar="FILE", help="Write the matches found as such a map.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of REF's names to CAND's (YAML).")
+@click.option("--write-map", metavar="FILE", help="Write the matches found as a map, for editing.")
 @only_option
 @phase_option
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that CAND may lack (repeatable).")
 @click.option("--allow-nan", multiple=True, metavar="GLOB", help="Names that may hold NaN (repeatable).")
 @click.option("--truth", metavar="TRACE", help="Float64 run of the same model, as arbiter.")
-@click.option("--verify", is_flag=True, help="Check checksums first.")
+@click.option("--verify", is_flag=True, help="Compare checksums first.")
 @click.option("--rule", type=click.Choice(["noise", "jump"]), default="noise", show_default=True, help="Drift rule.")
 @click.option(
     "--abs-floor", type=click.FloatRange(min=0), callback=_finite, default=1e-4, show_default=True,

@@ -18,7 +18,7 @@ HEAD = ("site", "total", "inherited", "introduced", "own weights", "noise")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
 @click.option("--module", required=True, metavar="NAME", help="Module, by REF's name.")
-@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
+@click.option("--map", "map_file", metavar="FILE", help="Map of REF's names to CAND's (YAML).")
 @order_option
 @json_option
 @debug_option

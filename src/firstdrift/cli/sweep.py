@@ -37,7 +37,7 @@ INTERRUPTED = "interrupted; what is done is kept, and the same command goes on f
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Parallel cases.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for one run.")
 @click.option("--force", is_flag=True, help="Run finished cases again.")
-@click.option("--map", "map_file", metavar="FILE", help="Map of names (YAML).")
+@click.option("--map", "map_file", metavar="FILE", help="Map of the reference's names to the candidate's (YAML).")
 @only_option
 @phase_option
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")

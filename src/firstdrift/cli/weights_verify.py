@@ -23,7 +23,7 @@ SHOWN = 100
 @click.command("verify", short_help="Prove that a checkpoint fills a model.")
 @click.argument("model", metavar="MODEL")
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option("--map", "map_file", metavar="FILE", help="Map of names and layouts (YAML).")
+@click.option("--map", "map_file", metavar="FILE", help="Map of CHECKPOINT's names and layouts to MODEL's (YAML).")
 @click.option("--cast", is_flag=True, help="Round to the model's dtypes.")
 @json_option
 @debug_option
