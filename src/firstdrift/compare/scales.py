@@ -151,7 +151,8 @@ def _fitted(
         of_columns = _means((logs - middle).T - of_rows)
     every_row = _means(_logs(matrix[:, some_columns]) - middle - of_columns)
     every_column = _means(_logs(matrix[some_rows]).T - middle - of_rows)
-    rows, columns = np.exp(2 * (every_row + middle + NORMAL)), np.exp(2 * every_column)
+    spread = NORMAL if matrix.size >= FEWEST else 0.0  # of one number, the logarithm is no mean
+    rows, columns = np.exp(2 * (every_row + middle + spread)), np.exp(2 * every_column)
     sample = np.exp(2 * logs)
     mean = float(np.nanmean(sample)) * np.isfinite(logs).mean() if np.isfinite(logs).any() else 0.0
     if np.isneginf(every_row).any() or np.isneginf(every_column).any():
