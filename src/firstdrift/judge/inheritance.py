@@ -23,6 +23,7 @@ from ..traces import Array
 from .apriori.kinds import GAIN_MARGIN, about_its_mean, is_of_channels, kind_of
 from .apriori.ladder import is_short
 from .case import Case, Chain, Chains, Findings
+from .next_to_nothing import is_next_to_nothing
 from .replay.programs import is_torch_here
 from .truth import told_of
 
@@ -232,6 +233,8 @@ class _Walk:
             decided = min(decided, MOST_DECIDED)
             if facts["error"] <= decided:
                 return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, {**facts, "limit": decided})
+        if is_next_to_nothing(item, self.case):
+            return Finding(BY, Verdict.INCONCLUSIVE, Why.INVISIBLE, {**facts, "limit": 1.0})
         if self.is_told(site) and (most := facts["limit"] * self.amplified(item)) >= facts["error"]:
             return Finding(BY, Verdict.INCONCLUSIVE, Why.INVISIBLE, {**facts, "limit": most})
         return Finding(BY, Verdict.DRIFT, Why.BEYOND_LIMIT, facts)

@@ -1,0 +1,45 @@
+"""A parameter's gradient that comes to nothing: the weight of what was chosen alone, a bias under a norm.
+
+What is left of it is the rounding of its terms, other on every side. How large these are, what flows back and what was
+fed in tell, of which each term is a product; where these are not on record, the gradients of the same module do.
+"""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+from ..compare.measuring import Measured
+from ..sites import Site
+from .case import Case
+
+
+def is_next_to_nothing(item: Measured, case: Case) -> bool:
+    """Whether a gradient is no more, on both sides, than one rounding of its terms leaves where they cancel."""
+    assert item.measurement is not None
+    if item.pair.site.phase != "grad":
+        return False
+    size = sqrt(max(1, item.count))
+    largest = max(item.measurement.norm_reference / size, item.measurement.rms or 0.0)
+    return largest <= case.unit(item.pair) * _terms(item, case, size)
+
+
+def _terms(item: Measured, case: Case, size: float) -> float:
+    """The root mean square that a gradient would have if its terms did not cancel, as far as anything tells."""
+    site, producers = item.pair.site, case.limits.producers(item.pair.site)
+    back = [one for one in producers if one.phase == "agrad"]
+    fed = [one for one in producers if one.phase in ("fwd", "input")]
+    if back and fed:
+        return (
+            sum(_norm(one, case) / sqrt(_rows(one, case)) for one in back) * max(_norm(one, case) for one in fed) / size
+        )
+    beside = [one for one in case.items if one._replace(port=site.port) == site != one]
+    return max((_norm(one, case) / sqrt(max(1, case.items[one].count)) for one in beside), default=0.0)
+
+
+def _norm(site: Site, case: Case) -> float:
+    measured = case.items[site].measurement
+    return 0.0 if measured is None else measured.norm_reference
+
+
+def _rows(site: Site, case: Case) -> int:
+    return max(1, prod((case.items[site].pair.reference.shape or ())[:-1]))
