@@ -411,6 +411,15 @@ def drawn_functions_in_kernels():
     assert 3.4 < _drawn_ones(torch.ops.aten._softmax.default) * 3**0.5 < 4.8
 
 
+def error_functions_in_kernels():
+    import torch
+
+    with _drawing(torch.ops.aten.gelu.default):
+        found = torch.erf(torch.zeros(10_000, dtype=torch.float64))
+    assert 5.0 < float(found.std()) * 3**0.5 / F32 < 7.0
+    assert found.mean() != 0
+
+
 def _of_sums(left, right, unit):
     import torch
 
@@ -650,19 +659,19 @@ def systematic_ties():
 
 
 def jumps_of_decisions():
-    from firstdrift.judge.exceptions.near_ties import _jumps
+    from firstdrift.judge.exceptions.near_ties import _jumps, _Noise
 
-    still = np.zeros((4, 8))
-    assert not _jumps(still + 10, still, [np.ones((4, 8))], True).any()
-    assert _jumps(still + 18, still, [np.ones((4, 8))], True).all()
+    still, noise = np.zeros((4, 8)), _Noise([np.ones((4, 8))], [])
+    assert not _jumps(still + 10, still, noise, True).any()
+    assert _jumps(still + 18, still, noise, True).all()
 
 
 def reach_of_decisions():
-    from firstdrift.judge.exceptions.near_ties import _open_replaced
+    from firstdrift.judge.exceptions.near_ties import _Noise, _open_replaced
 
-    still = np.zeros((4, 8))
+    still, noise = np.zeros((4, 8)), _Noise([np.ones((4, 8))], [])
     for times, is_open in ((1.5, True), (3.0, False)):
-        rest = _open_replaced(still, still + times * 100, [still + 100], [np.ones((4, 8))], True)
+        rest = _open_replaced(still, still + times * 100, [still + 100], noise, True)
         assert (rest is not None) is is_open
 
 

@@ -9,6 +9,7 @@ noise. A decision that follows from recorded numbers is none of these: it does n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -30,9 +31,39 @@ TIMES = 4.0  # roundings by which each number of a run is moved
 SYSTEMATIC = 16  # near-ties that are not all decided one way by chance
 REACH = 2.0  # times what decisions move a row or element by, one of the candidate may be off
 JUMP = 12.0  # times the largest noise drawn for a row or element, what a decision moves it by at least
+SLIGHT = 2.0**-6  # of these roundings: what is moved by as much less was moved along, and not decided otherwise
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """What a tensor is off by in draws that decide alike, and in `slight` ones that are moved as runs are, by far less:
+    what follows a rounding of what came in is no decision, as the larger of two numbers does."""
+
+    plain: Sequence[Floats]
+    slight: Sequence[Floats]
+
+    @classmethod
+    def of(cls, pair: Pair, replays: Replays, expected: Array) -> _Noise | None:
+        """That of a pair; None where nothing can be drawn. Where all digits are on record, nothing came in moved."""
+        site = pair.reference.site
+        seeds = range(1, MANY_DRAWS + 1)
+        plain = [part_of(pair, replays.drawn(site, seed)) for seed in seeds]
+        free = () if replays.is_whole(site) else seeds
+        slight = [part_of(pair, replays.drawn(site, seed, times=TIMES * SLIGHT, free=True)) for seed in free]
+        found, moved = ([_off(one, expected) for one in some if one is not None] for some in (plain, slight))
+        return cls(found, moved) if found else None
+
+    def sizes(self, by_rows: bool) -> Floats:
+        """Of rows or elements: the largest that was drawn, and what the usual slight one is in proportion, since a few
+        of these decide otherwise where a tie is exact."""
+        largest: Floats = np.max([_sizes(one, by_rows) for one in self.plain], axis=0)
+        if not self.slight:
+            return largest
+        lower = np.sort([_sizes(one, by_rows) for one in self.slight], axis=0)[: len(self.slight) // 2]
+        return np.maximum(largest, np.sqrt(np.mean(lower**2, axis=0)) / SLIGHT)
 
 
 def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
@@ -80,17 +111,16 @@ def _jumped(
     pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array]
 ) -> Finding | None:
     site = pair.reference.site
-    noise = [part_of(pair, replays.drawn(site, seed)) for seed in range(1, MANY_DRAWS + 1)]
-    plain = [_off(one, expected) for one in noise if one is not None]
-    if not plain:
+    noise = _Noise.of(pair, replays, expected)
+    if noise is None:
         return None
     for by_rows in (True, False):
-        other, taken = _decided_as(expected, theirs, runs, plain, by_rows)
+        other, taken = _decided_as(expected, theirs, runs, noise, by_rows)
         moved = int(taken.sum())
         if not moved:
             continue
         more = from_matrix(
-            np.where(taken[:, None] if by_rows else taken, TIMES, 1.0) + np.zeros_like(plain[0]), expected
+            np.where(taken[:, None] if by_rows else taken, TIMES, 1.0) + np.zeros_like(noise.plain[0]), expected
         )
 
         def draw(seed: int, around: Array = other, more: Array = more) -> Array | None:
@@ -103,7 +133,7 @@ def _jumped(
                 "runs": len(runs), "error": left.error, "limit": left.limit, "proof": "replayed",
             }  # fmt: skip
             return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
-    if not _may_be_decided_otherwise(pair, replays, unit, expected, theirs, runs, plain):
+    if not _may_be_decided_otherwise(pair, replays, unit, expected, theirs, runs, noise):
         return None
     spread = max(float(np.sqrt(np.mean(_off(run, expected) ** 2))) for run in runs)
     error = float(np.sqrt(np.mean(_off(theirs, expected) ** 2)))
@@ -113,7 +143,7 @@ def _jumped(
 
 def _may_be_decided_otherwise(
     pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array],
-    plain: Sequence[Floats],
+    noise: _Noise,
 ) -> bool:  # fmt: skip
     """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it next
     to the nearest run, whose own noise is larger."""
@@ -123,7 +153,7 @@ def _may_be_decided_otherwise(
         return part_of(pair, replays.drawn(site, seed))
 
     for by_rows in (True, False):
-        rest = _open_replaced(expected, theirs, runs, plain, by_rows)
+        rest = _open_replaced(expected, theirs, runs, noise, by_rows)
         left = None if rest is None else excess_of(expected, rest, unit, drawn, sides)
         if left is not None and left.times <= DRIFT:
             return True
@@ -134,17 +164,15 @@ def _may_be_decided_otherwise(
         return None if drawn is None else wide(nearest) + (wide(drawn) - wide(expected))
 
     left = excess_of(nearest, theirs, unit, around, sides)
-    return bool(_jumps(nearest, expected, plain, False).any()) and left is not None and left.times <= DRIFT
+    return bool(_jumps(nearest, expected, noise, False).any()) and left is not None and left.times <= DRIFT
 
 
-def _open_replaced(
-    expected: Array, theirs: Array, runs: Sequence[Array], plain: Sequence[Floats], by_rows: bool
-) -> Array | None:
+def _open_replaced(expected: Array, theirs: Array, runs: Sequence[Array], noise: _Noise, by_rows: bool) -> Array | None:
     """What the candidate has, but as expected in the rows or elements that decisions move about as far; None where
     there are none."""
     base, found = matrix(wide(expected)), matrix(wide(theirs))
     reach = np.max([_sizes(_off(run, expected), by_rows) for run in runs], axis=0)
-    moved = np.any([_jumps(run, expected, plain, by_rows) for run in runs], axis=0)
+    moved = np.any([_jumps(run, expected, noise, by_rows) for run in runs], axis=0)
     open_ = moved & (_sizes(found - base, by_rows) <= REACH * reach)
     if not open_.any():
         return None
@@ -154,7 +182,7 @@ def _open_replaced(
 
 
 def _decided_as(
-    expected: Array, theirs: Array, runs: Sequence[Array], plain: Sequence[Floats], by_rows: bool
+    expected: Array, theirs: Array, runs: Sequence[Array], noise: _Noise, by_rows: bool
 ) -> tuple[Array, Mask]:
     """What was expected, with the rows or elements that jump in a run as in the run that comes nearest, and which these
     are."""
@@ -164,17 +192,16 @@ def _decided_as(
     nearest = _sizes(found - best, by_rows)
     for run in runs:
         other = matrix(wide(run))
-        closer = _jumps(run, expected, plain, by_rows) & (_sizes(found - other, by_rows) < nearest)
+        closer = _jumps(run, expected, noise, by_rows) & (_sizes(found - other, by_rows) < nearest)
         best[closer] = other[closer]
         nearest = np.where(closer, _sizes(found - other, by_rows), nearest)
         taken |= closer
     return from_matrix(best, expected), taken
 
 
-def _jumps(run: Array, expected: Array, plain: Sequence[Floats], by_rows: bool) -> Mask:
-    """The rows or elements that a run moves by far more than all of its draws that decide alike."""
-    noise = np.max([_sizes(one, by_rows) for one in plain], axis=0)
-    jumps: Mask = _sizes(_off(run, expected), by_rows) > JUMP * noise
+def _jumps(run: Array, expected: Array, noise: _Noise, by_rows: bool) -> Mask:
+    """The rows or elements that a run moves by far more than noise that decides alike."""
+    jumps: Mask = _sizes(_off(run, expected), by_rows) > JUMP * noise.sizes(by_rows)
     return jumps
 
 
