@@ -23,6 +23,7 @@ from ...program.calls import Call, Ref, Step
 from ...program.casts import meant_casts
 from ...program.cuts import Cuts
 from ...program.interpreter import Interpreter, NotReplayableError
+from ...program.running.rounding import decisions
 from ...sites import Site
 from ...traces import Array, Trace
 from ..case import Case, Chains, decided, last
@@ -36,6 +37,7 @@ HOPS = 3  # modules behind another one that may make up for it
 PROBES = 256  # numbers of a weight without a derivative that are moved one by one
 OUTWEIGHED = 8.0  # times what is left of it, what a difference that is made up for does by itself
 LEAST_EFFECT = 1e-9  # more than none
+FURTHER = 64.0  # times its weight's size, a difference on the way to a decision has no effect on it either
 NOTHING = 1e-12  # of a tensor, what rounding leaves in float64
 READERS = 64  # modules that may read a tensor which is excused by them
 FEW_VALUES = 4  # different numbers of a tensor that is a mask, and is left as it is
@@ -204,8 +206,10 @@ class EqualFunctions:
     def _is_made_up_for(self, weight: Site, part: Part, replays: Replays) -> bool:
         """Whether a weight that differs is read, and its difference alone would show, or has no effect on anything."""
         alone = _effect(weight, part, self._case, replays)
-        is_clear = alone is not None and (alone >= OUTWEIGHED or alone == 0)
-        return is_clear and _is_read(weight, part, self._case, replays)
+        if alone is None or (alone < OUTWEIGHED and alone != 0):
+            return False
+        is_gauge = alone > 0 or not _decides(part, replays) or _effect(weight, part, self._case, replays, FURTHER) == 0
+        return is_gauge and _is_read(weight, part, self._case, replays)
 
     def _as_one(self, part: Part, replays: Replays, granted: frozenset[Site]) -> Replays:
         """Replays that start from nothing inside a part; with the candidate's weights, or with those of the reference,
@@ -298,17 +302,30 @@ def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]
     return worst
 
 
-def _effect(weight: Site, part: Part, case: Case, replays: Replays) -> float | None:
+def _decides(part: Part, replays: Replays) -> bool:
+    """Whether something is decided between a part's inputs and its outputs: which hides what is too little to be
+    decided otherwise."""
+    step = replays.program.steps[part.outputs[0].step]
+    cuts = Cuts(step, frozenset(part.inputs).__contains__)
+    nodes = (cut.nodes for output in part.outputs if (cut := cuts.at(output)) is not None)
+    return any(decisions(step, some) for some in nodes)
+
+
+def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: float | None = None) -> float | None:
     """What one weight of the candidate's does to the reference's part by itself, in units of what storing it once more
-    does; 0 where that is no more than float64 rounds."""
+    does; 0 where that is no more than float64 rounds. Its difference may be taken `further`, to so many times the
+    weight's size."""
     sides = _sides(part, case, replays)
     if sides is None:
         return None
     ours, unit = sides[0], case.unit(case.items[weight].pair)
     given = _random_inputs(part, *sides, 0)[0]
+    changed = replays.theirs.array(weight)
+    if further is not None and changed is not None:
+        changed = _taken_further(wide(case.reference.array(weight)), wide(changed), further)
 
     def other(site: Site) -> Array | None:
-        return replays.theirs.array(site) if site == weight else None
+        return changed if site == weight else None
 
     worst = 0.0
     try:
@@ -325,6 +342,14 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays) -> float | N
     except NotReplayableError:
         return None
     return worst
+
+
+def _taken_further(ours: Array, theirs: Array, times: float) -> Array:
+    """A weight that differs in the same direction, by at least so many times its size."""
+    apart, size = theirs - ours, float(np.abs(ours).max(initial=0.0)) or 1.0
+    largest = float(np.abs(apart).max(initial=0.0))
+    found: Array = ours + apart * max(1.0, times * size / largest if largest else 1.0)
+    return found
 
 
 def _sides(part: Part, case: Case, replays: Replays) -> tuple[_Side, _Side] | None:
