@@ -46,6 +46,7 @@ ROUNDED = 0.42  # of a unit roundoff: the error of one rounding, in the root mea
 STEP = 2.0  # unit roundoffs of a power of two, from one number of a dtype to the next
 FUNCTIONS = 2.0  # times as far off is a function of one number that a library computes
 FAST = 4.0  # times as far off is one inside a larger kernel, which may approximate it
+TAIL = 6.0  # times one rounding of 1, an error function is off by there, also where it is small: 1 less its tail
 BLOCKS = 8  # of the terms of a product, after each of which its sum is looked at
 SPLIT = 2  # parts in which a sum of a 16-bit format may be stored before they are added: half of its terms are in one
 
@@ -287,12 +288,20 @@ class Rounding(TorchDispatchMode):
             found = func(*args, **kwargs)
             if _plain(func) in _EXACT:
                 return self._rounded(func, args, kwargs, found, unit, held=_HELD.get(unit))
+            if _plain(func) == "erf" and func is not self._func and unit <= self._long:
+                return self._approximated(found, unit)
             times = 1.0 if unit > self._long else FUNCTIONS if func is self._func else FAST
             return self._rounded(func, args, kwargs, found, unit, times)
         found = self._opened(func, args, kwargs)
         if found is None:
             return self._unknown(func, args, kwargs, unit)
         return self._rounded(func, args, kwargs, found, unit) if unit > self._inner else found
+
+    def _approximated(self, found: torch.Tensor, unit: float) -> torch.Tensor:
+        """An error function inside a larger kernel: off by as much anywhere, in part to the same side everywhere."""
+        for one in (torch.ones_like(found), torch.ones((), dtype=found.dtype)):
+            found = found + (_moved(one, unit, self._next(), TAIL) - 1)
+        return found
 
     def _opened(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The results of an operation by way of others, each rounded; None where no way is known."""
