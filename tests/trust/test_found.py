@@ -183,3 +183,37 @@ def test_a_gradient_that_comes_to_nothing_is_no_drift_because_its_rounding_is_an
             writer.put("experts", "agrad", grad)
             writer.put("experts", "grad", router.astype(BF16), port="router")
     assert fd.diff(tmp_path / "ref", tmp_path / "cand").exit_code == 2
+
+
+def two_steps(path, learning_rate=0.1, noise=0.0, element=0.0):
+    """Weights and gradients of two steps, and nothing of what a step leaves."""
+    rng = np.random.default_rng(0)
+    weight, grad = (rng.standard_normal((8, 8)).astype(np.float32) for _ in range(2))
+    grad = (grad * (1 + noise * np.random.default_rng(1).standard_normal((8, 8)))).astype(np.float32)
+    after = weight - np.float32(learning_rate) * grad
+    after[3, 4] += np.float32(element)
+    with fd.Writer(path) as writer:
+        for step, one in enumerate((weight, after)):
+            writer.put("w", "weight", one, port="weight", step=step)
+            writer.put("w", "grad", grad, port="weight", step=step)
+
+
+def test_weights_of_the_next_step_may_differ_as_their_gradients_do(tmp_path):
+    two_steps(tmp_path / "ref")
+    two_steps(tmp_path / "cand", noise=1e-7)
+    assert fd.diff(tmp_path / "ref", tmp_path / "cand", phases=["weight"]).exit_code == 0
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rate": 0.1001}, {"element": 1.0}])
+def test_weights_of_the_next_step_that_were_updated_otherwise_are_a_drift(tmp_path, wrong):
+    two_steps(tmp_path / "ref")
+    two_steps(tmp_path / "cand", noise=1e-7, **wrong)
+    result = fd.diff(tmp_path / "ref", tmp_path / "cand", phases=["weight"])
+    assert result.exit_code == 1
+    assert result.first_drift.introduced_by == "the updates between steps 0 and 1"
+
+
+def test_one_number_of_the_next_step_s_weights_that_is_off_is_not_green(tmp_path):
+    two_steps(tmp_path / "ref")
+    two_steps(tmp_path / "cand", noise=1e-7, element=1e-5)
+    assert fd.diff(tmp_path / "ref", tmp_path / "cand", phases=["weight"]).exit_code

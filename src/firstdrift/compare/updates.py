@@ -32,13 +32,15 @@ Both = tuple[Array, Array]
 class Update:
     """How far two updates are apart: their relative `error`, and what rounding and gradients explain of it (`noise`);
     the `factor` of the one on the other, less one, and how large that has to be before anybody can tell (`open`);
-    whether an element is off by more than any step is long (`is_gross`)."""
+    whether an element is off by more than any step is long (`is_gross`), and how many times as much as explains its own
+    error the worst is (`element`)."""
 
     error: float
     noise: float
     factor: float
     open: float
     is_gross: bool
+    element: float = 0.0
 
     @property
     def is_apart(self) -> bool:
@@ -58,7 +60,7 @@ def update_of(
     `noise` are other right results."""
     longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
     squares = product = errors = noises = open_squares = turned = 0.0
-    is_gross = False
+    is_gross, element = False, 0.0
     for part in _parts(after[0]):
         a, b = _added(before, after, 0, part), _added(before, after, 1, part)
         error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
@@ -68,6 +70,8 @@ def update_of(
             unsure = np.maximum(unsure, _finite(np.abs(wide(one[part]) - wide(after[0][part]))))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
         rounding = (stored + unit * STEPS * np.abs(a)) ** 2
+        explained = np.sqrt(rounding) + unsure
+        element = max(element, float(np.max(np.abs(error[error != 0]) / explained[error != 0], initial=0.0)))
         squares += float(np.sum(np.abs(a) ** 2))
         errors += float(np.sum(np.abs(error) ** 2))
         noises += float(np.sum(rounding + unsure**2))
@@ -75,9 +79,9 @@ def update_of(
         open_squares += float(np.sum(np.abs(a) ** 2 * rounding))
         turned += float(np.sum(np.abs(a) * unsure))  # which may all be to one side: a step that turns round is shorter
     if not squares:
-        return Update(0.0, 0.0, 0.0, inf, is_gross)
+        return Update(0.0, 0.0, 0.0, inf, is_gross, element)
     factor, least = product / squares, (SIGMAS * sqrt(open_squares) + TURNED * turned) / squares
-    return Update(sqrt(errors / squares), sqrt(noises / squares), factor, least, is_gross)
+    return Update(sqrt(errors / squares), sqrt(noises / squares), factor, least, is_gross, element)
 
 
 def _added(before: Both, after: Both, side: int, part: Any) -> NDArray[Any]:

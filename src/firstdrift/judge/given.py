@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from ..arrays import wide
 from ..compare.measuring import Measured
 from ..compare.result import CLEAN, Finding, Verdict, Why
+from ..compare.updates import NOISIER, update_of
+from ..dtypes import roundoff
 from ..sites import Site
+from ..traces import Array
 from .case import Case, Chains, Findings, last, undecided
 
 BY = "given"
@@ -42,8 +48,42 @@ def _of(item: Measured, case: Case, chains: Chains) -> Finding:
         return Finding(BY, Verdict.DRIFT, Why.OTHER_INPUT, facts)
     earlier = _clean_before(site, case, chains)
     if earlier is not None:
-        return Finding(BY, Verdict.DRIFT, Why.UPDATES_BETWEEN, {**facts, "from": earlier, "to": site.step})
+        return _updated(item, earlier, case, {**facts, "from": earlier, "to": site.step})
     return Finding(BY, Verdict.DRIFT, Why.OTHER_WEIGHT, facts)
+
+
+def _updated(item: Measured, earlier: int, case: Case, facts: dict[str, Any]) -> Finding:
+    """A weight that was the same some steps before: what was added to it since, as far as gradients leave that open."""
+    site, steps = item.pair.site, item.pair.site.step - earlier
+    now = case.load(item.pair)
+    then = _at(site._replace(step=earlier), now, case)
+    if then is None or not _are_finite(now):
+        return Finding(BY, Verdict.DRIFT, Why.UPDATES_BETWEEN, facts)
+    phases = (site._replace(step=earlier, phase=phase) for phase in ("grad_scaled", "grad"))
+    gradients = next(filter(None, (_at(one, now, case) for one in phases)), None)
+    unit = roundoff(item.pair.reference.dtype, *(record.dtype for record in item.pair.candidate))
+    update = update_of(then, now, unit, gradients)
+    limit = max(update.open, NOISIER * update.noise)
+    facts |= {"error": update.error, "limit": limit, "factor": 1 + update.factor}
+    most = max(abs(update.factor), update.error)
+    if update.is_gross or most > limit * steps:
+        return Finding(BY, Verdict.DRIFT, Why.UPDATES_BETWEEN, facts)
+    if update.is_hidden or limit >= 1 or most > limit or update.element > NOISIER:
+        return Finding(BY, Verdict.INCONCLUSIVE, Why.HIDDEN_UPDATE, facts)
+    return Finding(BY, Verdict.NOISE, Why.WITHIN_LIMIT, facts)
+
+
+def _at(site: Site, like: tuple[Array, Array], case: Case) -> tuple[Array, Array] | None:
+    """Both sides' tensors of another site of the same parameter."""
+    item = case.items.get(site)
+    if item is None or item.measurement is None:
+        return None
+    ours, theirs = case.load(item.pair)
+    return (ours, theirs) if ours.shape == like[0].shape == theirs.shape else None
+
+
+def _are_finite(both: tuple[Array, Array]) -> bool:
+    return all(bool(np.isfinite(wide(one)).all()) for one in both)
 
 
 def _tolerated(item: Measured, error: float) -> Finding:
