@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .arrays import wide
 from .compare.measuring import Measured, measure_pairs
+from .compare.result import Verdict
 from .compare.scales import matrix_of, scattered
 from .comparison import Opened, Source, align_traces
 from .errors import SelectionError
@@ -110,6 +111,8 @@ def _power(
 
 
 def _visible(item: Measured, case: Case, replays: Replays | None, chain: Chain) -> Visible:
+    if chain[-1].verdict is Verdict.INCONCLUSIVE:  # what is left open now promises nothing of what is worse
+        return Visible(item.pair.site, None, None)
     drawn = None if replays is None else _by_draws(item, case, replays)
     return drawn or _by_limits(item, case, chain)
 

@@ -19,8 +19,6 @@ NOT_YET = {
     "test_weights_in_another_layout_in_one_layer_vouch_for_no_other_layer": "as before",
     "test_a_bug_behind_many_parts_in_another_layout_is_found": "as before",
     "test_weights_in_another_layout_are_right_where_operations_are_named": "parts are bounded by recorded inputs alone",
-    "test_a_smaller_error_in_one_row_is_not_found": "power takes the worst of a row and a column",
-    "test_where_noise_hides_everything_nothing_is_promised": "power does not see what a verdict leaves open",
 }
 
 

@@ -89,12 +89,6 @@ def test_an_error_of_the_size_that_power_names_is_found(pair, tmp_path, site, re
         assert is_found(pair, tmp_path, site, one_part(2 * one.in_part, axis), reference)
 
 
-def test_a_smaller_error_in_one_row_is_not_found(pair, tmp_path):
-    site = fd.Site(0, "fwd", "3", "out")
-    (one,) = (one for one in fd.power(pair / "r", pair / "c").sites if one.site == site)
-    assert not is_found(pair, tmp_path, site, one_part(0.7 * one.in_part, 0))
-
-
 def test_one_trace_is_taken_with_the_usual_noise(pair):
     alone = {one.site: one for one in fd.power(pair / "r").sites}
     both = {one.site: one for one in fd.power(pair / "r", pair / "c").sites}

@@ -286,7 +286,8 @@ class _Walk:
         """What was added to weights, without a replay: as a whole, and in single elements."""
         handed = GAIN_MARGIN * self.remembered(site)
         limit = max(update.open, NOISIER * update.noise) + handed
-        facts = {"error": update.error, "limit": limit, "factor": 1 + update.factor}
+        facts = {"error": update.error, "limit": limit, "factor": 1 + update.factor, "open": update.open + handed}
+        facts |= {"alone": update.element} if update.is_gross else {}
         apart = update.is_gross or abs(update.factor) > update.open + handed
         apart = apart or update.error > NOISIER * update.noise + handed
         if dirty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from ..compare.result import Effect, PairResult, SettingResult, Why
@@ -27,8 +28,10 @@ def _introduced(facts: Facts) -> str:
 
 
 def _beyond(facts: Facts) -> str:
-    if facts.get("factor") is not None and abs(facts["factor"] - 1) > facts["limit"]:
+    if facts.get("factor") is not None and abs(facts["factor"] - 1) > facts.get("open", facts["limit"]):
         return f"the update is {facts['factor']:.4g} times the reference's"
+    if facts.get("alone"):
+        return f"a number is off by more than any step is long: {facts['alone']:.1e} times what rounding explains"
     noise = facts.get("noise")
     tail = "" if noise is None else f", as calibrated: the reference's own runs differ by {noise:.1e}"
     return f"error {facts['error']:.1e}, where noise explains {facts['limit']:.1e}{tail}"
@@ -289,4 +292,7 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
 
 
 def _by(facts: Facts) -> str:
-    return "" if facts.get("error") is None else f" by {facts['error']:.1e}"
+    error = facts.get("error")
+    if error is None:
+        return ""
+    return f" by {error:.1e}" if isfinite(error) else ": those of the reference are all zero"
