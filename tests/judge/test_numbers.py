@@ -659,19 +659,28 @@ def systematic_ties():
 
 
 def jumps_of_decisions():
-    from firstdrift.judge.exceptions.near_ties import _jumps, _Noise
+    from firstdrift.judge.exceptions.near_ties import _Runs
 
-    still, noise = np.zeros((4, 8)), _Noise([np.ones((4, 8))], [])
-    assert not _jumps(still + 10, still, noise, True).any()
-    assert _jumps(still + 18, still, noise, True).all()
+    still, noise = np.zeros((4, 8)), [np.ones((4, 8))]
+    assert not _Runs(noise, [still + 10]).jumps(0, True).any()
+    assert _Runs(noise, [still + 18]).jumps(0, True).all()
+
+
+def moved_along():
+    from firstdrift.judge.exceptions.near_ties import _Runs
+
+    still, noise = np.zeros((4, 8)), [np.ones((4, 8))]
+    for share, jumps in ((0.0, True), (0.35, True), (0.8, False), (1.0, False), (1.5, False)):
+        slight = [still + share * 100 * 2.0**-6, still]
+        assert _Runs(noise, [still + 100, still], slight).jumps(0, True).all() == jumps
 
 
 def reach_of_decisions():
-    from firstdrift.judge.exceptions.near_ties import _Noise, _open_replaced
+    from firstdrift.judge.exceptions.near_ties import _open_replaced, _Runs
 
-    still, noise = np.zeros((4, 8)), _Noise([np.ones((4, 8))], [])
+    still, noise = np.zeros((4, 8)), [np.ones((4, 8))]
     for times, is_open in ((1.5, True), (3.0, False)):
-        rest = _open_replaced(still, still + times * 100, [still + 100], noise, True)
+        rest = _open_replaced(still, still + times * 100, [still + 100], _Runs(noise, [still + 100]), True)
         assert (rest is not None) is is_open
 
 

@@ -33,37 +33,41 @@ REACH = 2.0  # times what decisions move a row or element by, one of the candida
 JUMP = 12.0  # times the largest noise drawn for a row or element, what a decision moves it by at least
 SLIGHT = 2.0**-6  # of these roundings: what is moved by as much less was moved along, and not decided otherwise
 
+ALONG = 2.0  # times as far as in proportion, or as little, nothing goes that is only moved along
+
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class _Noise:
-    """What a tensor is off by in draws that decide alike, and in `slight` ones that are moved as runs are, by far less:
-    what follows a rounding of what came in is no decision, as the larger of two numbers does."""
+class _Runs:
+    """What a tensor is off by in draws that decide alike (`plain`), in runs that decide for themselves, and in the same
+    runs moved by far less (`slight`): what goes along in proportion was moved, as the larger of two numbers is, and not
+    decided otherwise."""
 
     plain: Sequence[Floats]
-    slight: Sequence[Floats]
+    free: Sequence[Floats]
+    slight: Sequence[Floats] = ()
 
     @classmethod
-    def of(cls, pair: Pair, replays: Replays, expected: Array) -> _Noise | None:
-        """That of a pair; None where nothing can be drawn. Where all digits are on record, nothing came in moved."""
+    def of(cls, pair: Pair, replays: Replays, expected: Array, runs: Sequence[Array]) -> _Runs | None:
+        """Those of a pair; None where nothing can be drawn. Where all digits are on record, nothing came in moved."""
         site = pair.reference.site
-        seeds = range(1, MANY_DRAWS + 1)
-        plain = [part_of(pair, replays.drawn(site, seed)) for seed in seeds]
-        free = () if replays.is_whole(site) else seeds
-        slight = [part_of(pair, replays.drawn(site, seed, times=TIMES * SLIGHT, free=True)) for seed in free]
-        found, moved = ([_off(one, expected) for one in some if one is not None] for some in (plain, slight))
-        return cls(found, moved) if found else None
+        plain = [part_of(pair, replays.drawn(site, seed)) for seed in range(1, MANY_DRAWS + 1)]
+        seeds = () if replays.is_whole(site) else range(1, RUNS + 1)
+        slight = [part_of(pair, replays.drawn(site, seed, times=TIMES * SLIGHT, free=True)) for seed in seeds]
+        offs = [[_off(one, expected) for one in some if one is not None] for some in (plain, runs, slight)]
+        return cls(*offs) if offs[0] and len(offs[2]) == len(seeds) else None
 
-    def sizes(self, by_rows: bool) -> Floats:
-        """Of rows or elements: the largest that was drawn, and what the usual slight one is in proportion, since a few
-        of these decide otherwise where a tie is exact."""
-        largest: Floats = np.max([_sizes(one, by_rows) for one in self.plain], axis=0)
+    def jumps(self, at: int, by_rows: bool) -> Mask:
+        """The rows or elements that a run moves by far more than noise that decides alike, and not in proportion."""
+        moved = _sizes(self.free[at], by_rows)
+        jumps: Mask = moved > JUMP * np.max([_sizes(one, by_rows) for one in self.plain], axis=0)
         if not self.slight:
-            return largest
-        lower = np.sort([_sizes(one, by_rows) for one in self.slight], axis=0)[: len(self.slight) // 2]
-        return np.maximum(largest, np.sqrt(np.mean(lower**2, axis=0)) / SLIGHT)
+            return jumps
+        slight = [_sizes(one, by_rows) / SLIGHT for one in self.slight]
+        apart = (slight[at] < moved / ALONG) | (slight[at] > moved * ALONG)
+        return jumps & apart & (moved > JUMP * np.min(slight, axis=0))
 
 
 def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
@@ -111,7 +115,7 @@ def _jumped(
     pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array]
 ) -> Finding | None:
     site = pair.reference.site
-    noise = _Noise.of(pair, replays, expected)
+    noise = _Runs.of(pair, replays, expected, runs)
     if noise is None:
         return None
     for by_rows in (True, False):
@@ -143,7 +147,7 @@ def _jumped(
 
 def _may_be_decided_otherwise(
     pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array],
-    noise: _Noise,
+    noise: _Runs,
 ) -> bool:  # fmt: skip
     """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it next
     to the nearest run, whose own noise is larger."""
@@ -157,22 +161,23 @@ def _may_be_decided_otherwise(
         left = None if rest is None else excess_of(expected, rest, unit, drawn, sides)
         if left is not None and left.times <= DRIFT:
             return True
-    nearest = min(runs, key=lambda run: float(np.square(_off(run, theirs)).sum()))
+    at = min(range(len(runs)), key=lambda one: float(np.square(_off(runs[one], theirs)).sum()))
+    nearest = runs[at]
 
     def around(seed: int) -> Array | None:
         drawn = part_of(pair, replays.drawn(site, seed, times=TIMES))
         return None if drawn is None else wide(nearest) + (wide(drawn) - wide(expected))
 
     left = excess_of(nearest, theirs, unit, around, sides)
-    return bool(_jumps(nearest, expected, noise, False).any()) and left is not None and left.times <= DRIFT
+    return bool(noise.jumps(at, False).any()) and left is not None and left.times <= DRIFT
 
 
-def _open_replaced(expected: Array, theirs: Array, runs: Sequence[Array], noise: _Noise, by_rows: bool) -> Array | None:
+def _open_replaced(expected: Array, theirs: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool) -> Array | None:
     """What the candidate has, but as expected in the rows or elements that decisions move about as far; None where
     there are none."""
     base, found = matrix(wide(expected)), matrix(wide(theirs))
     reach = np.max([_sizes(_off(run, expected), by_rows) for run in runs], axis=0)
-    moved = np.any([_jumps(run, expected, noise, by_rows) for run in runs], axis=0)
+    moved = np.any([noise.jumps(at, by_rows) for at in range(len(runs))], axis=0)
     open_ = moved & (_sizes(found - base, by_rows) <= REACH * reach)
     if not open_.any():
         return None
@@ -182,7 +187,7 @@ def _open_replaced(expected: Array, theirs: Array, runs: Sequence[Array], noise:
 
 
 def _decided_as(
-    expected: Array, theirs: Array, runs: Sequence[Array], noise: _Noise, by_rows: bool
+    expected: Array, theirs: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool
 ) -> tuple[Array, Mask]:
     """What was expected, with the rows or elements that jump in a run as in the run that comes nearest, and which these
     are."""
@@ -190,19 +195,13 @@ def _decided_as(
     best = matrix(wide(expected)).copy()
     taken = np.zeros(len(best) if by_rows else best.shape, dtype=bool)
     nearest = _sizes(found - best, by_rows)
-    for run in runs:
+    for at, run in enumerate(runs):
         other = matrix(wide(run))
-        closer = _jumps(run, expected, noise, by_rows) & (_sizes(found - other, by_rows) < nearest)
+        closer = noise.jumps(at, by_rows) & (_sizes(found - other, by_rows) < nearest)
         best[closer] = other[closer]
         nearest = np.where(closer, _sizes(found - other, by_rows), nearest)
         taken |= closer
     return from_matrix(best, expected), taken
-
-
-def _jumps(run: Array, expected: Array, noise: _Noise, by_rows: bool) -> Mask:
-    """The rows or elements that a run moves by far more than noise that decides alike."""
-    jumps: Mask = _sizes(_off(run, expected), by_rows) > JUMP * noise.sizes(by_rows)
-    return jumps
 
 
 def _sizes(error: Floats, by_rows: bool) -> Floats:
