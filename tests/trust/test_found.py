@@ -217,3 +217,19 @@ def test_one_number_of_the_next_step_s_weights_that_is_off_is_not_green(tmp_path
     two_steps(tmp_path / "ref")
     two_steps(tmp_path / "cand", noise=1e-7, element=1e-5)
     assert fd.diff(tmp_path / "ref", tmp_path / "cand", phases=["weight"]).exit_code
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, BF16])
+def test_what_a_relu_cuts_off_is_no_rounding_of_what_stands_beside_it(tmp_path, dtype):
+    """A leaky one of a short format, whose small numbers are within a rounding of the large ones around them."""
+    x = (np.random.default_rng(0).standard_normal((4, 8, 6, 6)) * 2).astype(dtype)
+    slope = 0.01 if dtype is not BF16 else 5e-4
+    numbers = x.astype(np.float32)
+    outs = {"ref": np.maximum(numbers, 0), "cand": np.where(numbers > 0, numbers, slope * numbers)}
+    for name, out in outs.items():
+        with fd.Writer(tmp_path / name) as writer:
+            writer.put("act", "fwd", x, port="in.0")
+            writer.put(
+                "act", "fwd", out.astype(dtype), op="ReLU", producers=[fd.Site(0, "fwd", "act", "in.0", 0, None)]
+            )
+    assert fd.diff(tmp_path / "ref", tmp_path / "cand").exit_code == 1

@@ -50,6 +50,7 @@ class Measured:
     is_integer: bool = False
     is_constant: bool = False  # one value everywhere, on both sides
     parts: Parts | None = None  # of a pair that differs, the errors of rows, columns and elements for their own size
+    zeros_agree: bool = True  # whether what is 0 on one side is 0 on the other
 
     @property
     def count(self) -> int:
@@ -99,9 +100,8 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
     whole = _kind(ours) == "integer"
     parts = None if found.bit_equal or whole or update is not None else _parts(pair, ours, theirs)
-    return Measured(
-        pair, found, update=update, rounded_equal=rounded, is_integer=whole, is_constant=constant, parts=parts
-    )
+    zeros = parts is None or np.array_equal(ours == 0, theirs == 0)
+    return Measured(pair, found, None, None, update, rounded, whole, constant, parts, zeros)
 
 
 def _parts(pair: Pair, ours: Array, theirs: Array) -> Parts | None:

@@ -32,7 +32,7 @@ def _of(item: Measured, case: Case) -> Finding:
         return by_truth(case.truths[site])
     unit = case.unit(item.pair)
     facts = {"error": measured.rel_l2, "limit": CLEAR * unit}
-    if item.parts is not None and is_clear(item.parts, unit):
+    if item.parts is not None and is_clear(item.parts, unit) and item.zeros_agree:  # what is cut off is no rounding
         return Finding(BY, Verdict.NOISE, Why.CLEAR, facts)
     return Finding(BY, Verdict.INCONCLUSIVE, Why.DOUBT, facts)
 
