@@ -666,6 +666,16 @@ def jumps_of_decisions():
     assert _Runs(noise, [still + 18]).jumps(0, True).all()
 
 
+def sums_of_squares():
+    """A norm's statistics, one square added to the other in float32: the limit is above what they show, not far."""
+    squares = np.square(normal(4096)).astype(np.float32)
+    rows = [np.add.accumulate(squares[RNG(seed).permutation(4096)])[-1] for seed in range(16)]
+    off = np.sqrt(rows) / np.sqrt(squares.astype(np.float64).sum()) - 1
+    limit = ladder.likely_limit(F32, 4096 // ladder.SQUARES)
+    assert limit > np.sqrt(np.mean(off**2))
+    assert 14 * F32 < limit < 20 * F32
+
+
 def moved_along():
     from firstdrift.judge.exceptions.near_ties import _Runs
 

@@ -233,3 +233,14 @@ def test_what_a_relu_cuts_off_is_no_rounding_of_what_stands_beside_it(tmp_path, 
                 "act", "fwd", out.astype(dtype), op="ReLU", producers=[fd.Site(0, "fwd", "act", "in.0", 0, None)]
             )
     assert fd.diff(tmp_path / "ref", tmp_path / "cand").exit_code == 1
+
+
+def test_a_norm_without_its_weights_is_no_sum_that_may_cancel(tmp_path):
+    """An eps of 0 where 1e-6 was meant, on rows of some size: six roundings of everything, and none is legal."""
+    x = np.random.default_rng(0).standard_normal((20, 32))
+    for name, eps in (("ref", 1e-6), ("cand", 0.0)):
+        with fd.Writer(tmp_path / name) as writer:
+            writer.put("norm", "fwd", x.astype(np.float32), port="in.0")
+            out = x.astype(np.float32) / np.sqrt(np.mean(x.astype(np.float32) ** 2, -1, keepdims=True) + eps)
+            writer.put("norm", "fwd", (out * 1.1).astype(np.float32), op="RMSNorm")
+    assert fd.diff(tmp_path / "ref", tmp_path / "cand").exit_code

@@ -126,6 +126,7 @@ NUMBERS = (
     Number("judge.apriori.ladder", "SERIAL_SUM", "roundings, by the root of the terms", "measured", "serial_sums"),
     Number("judge.apriori.ladder", "LIKELY", "roundings", "measured", "likely_limits"),
     Number("judge.apriori.ladder", "LIKELY_SUM", "roundings, by the root of half the terms", "measured", "likely_sums"),
+    Number("judge.apriori.ladder", "SQUARES", "terms", "derived", "sums_of_squares"),
     Number("judge.apriori.ladder", "LONG_REDUCTION", "terms", "choice", "long_reductions"),
     Number("judge.apriori.ladder", "LONGEST_SUM", "terms", "choice", "longest_sums"),
     Number("judge.apriori.ladder", "SMALL_TENSOR", "elements, times", "measured", "small_limits"),

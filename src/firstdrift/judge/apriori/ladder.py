@@ -27,6 +27,7 @@ LONG_LIMIT = 25.0
 DOUBLE_LIMIT = 1000.0
 SERIAL_SUM = 4.0
 LIKELY = 2.0  # roundings that two correct results of a few operations differ by, in any row or column
+SQUARES = 16  # terms of a norm count as one: none is negative, and the root halves the error of their sum
 LIKELY_SUM = 1.5  # and those of sums, times the root of half their terms and one
 LONG_REDUCTION = 8192  # beyond it, and for attention, the limit doubles
 LONGEST_SUM = 1 << 16  # no serial sum is believed to be longer: TF32 must not pass for float32

@@ -20,7 +20,7 @@ from .kinds import (
     norm_length,
     per_sample,
 )
-from .ladder import floor
+from .ladder import SQUARES, floor
 
 CALIBRATION = "noise"  # the key of a trace's line that says how noisy the reference itself is there
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
@@ -99,8 +99,10 @@ class Limits:
     def told_length(self, pair: Pair, producers: Sequence[Site]) -> int:
         """The number of terms summed for one element, as far as that is known and not only possible."""
         site, shapes = pair.site, [self.items[one].pair.reference.shape or () for one in producers]
-        if site.phase == "fwd" and _kind(pair) in ("linear", "norm"):
-            return self.length(pair, _kind(pair), producers)
+        if site.phase == "fwd" and _kind(pair) == "linear":
+            return self.length(pair, "linear", producers)
+        if site.phase == "fwd" and _kind(pair) == "norm":
+            return self.length(pair, "norm", producers) // SQUARES
         if site.phase == "grad":
             return max([1, *(math.prod(shape[:-1]) for shape in shapes)])
         return 1
