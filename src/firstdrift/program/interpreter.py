@@ -124,7 +124,7 @@ class Interpreter:
             limits=self._limits, taken=taken, kept=self._kept,
         )  # fmt: skip
 
-    def _decided(self, cut: Cut) -> dict[Ref, torch.Tensor]:
+    def _decided(self, cut: Cut) -> Mapping[Ref, torch.Tensor]:
         """What an unshaken run decides on the way: a shaken one decides the same."""
         is_steady = self._shaken is not None and not self._shaken.free
         wanted = decisions(self._step, cut.nodes) if is_steady else []
@@ -132,7 +132,7 @@ class Interpreter:
             return {}
         unshaken = self._like(self._step, self._taken, None)
         before = Cut(wanted[-1], cut.given, tuple(one for one in cut.nodes if one <= wanted[-1].node))
-        return unshaken._values_of(before, wanted, {})
+        return self._nodes.decided(lambda: unshaken._values_of(before, wanted, {}))
 
     def _check_read(self, read: NumberRead, cut: Cut | None) -> None:
         """Whether a number would be read again from these tensors, in the precision in which it was read."""

@@ -82,6 +82,11 @@ class _Writing(TorchDispatchMode):
         self.exact = exact
         self.calls: list[tuple[Call, tuple[torch.Tensor, ...]]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles here; being kept from it would load the compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:

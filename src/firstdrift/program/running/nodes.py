@@ -49,6 +49,16 @@ class Nodes:
 
     def given(self, ref: Ref, site: Site) -> torch.Tensor:
         """The value of a recorded site."""
+        if self._shaking is not None:
+            return self._shaking.given(ref, lambda: self._recorded(ref, site))
+        return self._recorded(ref, site)
+
+    def decided(self, make: Callable[[], Mapping[Ref, torch.Tensor]]) -> Mapping[Ref, torch.Tensor]:
+        """What an unshaken run decides: one for all seeds, where they share what is not moved."""
+        unmoved = None if self._shaking is None else self._shaking.unmoved
+        return make() if unmoved is None else unmoved.decided(make)
+
+    def _recorded(self, ref: Ref, site: Site) -> torch.Tensor:
         type_ = type_of(self._step, ref)
         array = self._tensors(site)
         if array is None:
@@ -56,8 +66,7 @@ class Nodes:
         array = part_of(array, self._taken.get(ref))
         if type_ is None or array.shape != type_.shape:
             raise NotReplayableError(f"{site} has the shape {list(array.shape)}, which the program does not expect")
-        tensor = laid_out(self._converted(array, type_.dtype), type_)
-        return tensor if self._shaking is None else self._shaking.given(ref, tensor)
+        return laid_out(self._converted(array, type_.dtype), type_)
 
     def _converted(self, array: Array, dtype: str) -> torch.Tensor:
         """An array in the dtype that the program has there, or in the one that this is lifted to."""

@@ -19,7 +19,7 @@ A sum of what is the same for every seed is added up once, and its error drawn f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -139,23 +139,39 @@ class Sum:
 
 
 class Unmoved:
-    """The sums of a step that read nothing that was moved, while they are small: runs share one that differ in their
-    seeds alone, and start from nothing that is moved."""
+    """What is the same for every seed of a step, while it is small: what it starts from, what it decides, and the sums
+    of what was not moved. Runs share one that differ in their seeds alone, and start from nothing that is moved."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self._sums: dict[tuple[int, int], list[Sum]] = {}
+        self._found: dict[Hashable, Any] = {}
         self._left = _UNMOVED_BYTES
 
     def sums(self, node: int, at: int, make: Callable[[], list[Sum]]) -> list[Sum]:
         """Those of an operation inside a node, made if nobody has made them."""
-        if (node, at) in self._sums:
-            return self._sums[node, at]
+        found: list[Sum] = self._kept((node, at), make, lambda sums: sum(one.nbytes for one in sums))
+        return found
+
+    def given(self, ref: Ref, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A recorded tensor, as runs read it."""
+        found: torch.Tensor = self._kept(ref, make, lambda tensor: tensor.nbytes)
+        return found
+
+    def decided(self, make: Callable[[], Mapping[Ref, torch.Tensor]]) -> Mapping[Ref, torch.Tensor]:
+        """What is decided on the way."""
+        found: Mapping[Ref, torch.Tensor] = self._kept(
+            "decided", make, lambda tensors: sum(one.nbytes for one in tensors.values())
+        )
+        return found
+
+    def _kept(self, key: Hashable, make: Callable[[], Any], size_of: Callable[[Any], int]) -> Any:
+        if key in self._found:
+            return self._found[key]
         found = make()
-        size = sum(one.nbytes for one in found)
+        size = size_of(found)
         if size <= self._left:
             self._left -= size
-            self._sums[node, at] = found
+            self._found[key] = found
         return found
 
 
@@ -183,14 +199,16 @@ class Shaking:
         self._shake = shake
         self._open = frozenset() if shake.target is None else _handed_on_from(step, shake.target)
         # A run of part of the samples is one of another step.
-        self._unmoved = shake.unmoved if shake.unmoved is not None and shake.unmoved.step is step else None
+        self.unmoved = shake.unmoved if shake.unmoved is not None and shake.unmoved.step is step else None
         self._roundings: dict[int, Rounding] = {}
         self._is_same: dict[Ref, bool] = dict.fromkeys(shake.steady, True)
 
-    def given(self, ref: Ref, tensor: torch.Tensor) -> torch.Tensor:
+    def given(self, ref: Ref, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A recorded tensor; more digits may have been computed with than were recorded."""
+        if self.unmoved is not None:
+            return self.unmoved.given(ref, make)
         unit = 0.0 if ref in self._shake.steady else self._unit(type_of(self._step, ref))
-        moved: torch.Tensor = _moved(tensor, unit, self._key(ref.node, ref.at))
+        moved: torch.Tensor = _moved(make(), unit, self._key(ref.node, ref.at))
         return moved
 
     def _unit(self, type_: Type | None) -> float:
@@ -206,11 +224,11 @@ class Shaking:
         is_open = any(Ref(number, at) in self._open for at in range(len(call.results)))
         long = _LONG * self._shake.times
         sums = None
-        if self._unmoved is not None and all(map(self._is_unmoved, reads(call))):
-            sums = partial(self._unmoved.sums, number)
+        if self.unmoved is not None and all(map(self._is_unmoved, reads(call))):
+            sums = partial(self.unmoved.sums, number)
         last = min(unit, long) if is_open else unit
         rounding = Rounding(func, unit, last, long, shorter, partial(self._key, number), sums)
-        if self._unmoved is not None:
+        if self.unmoved is not None:
             self._roundings[number] = rounding
         return rounding
 
@@ -247,6 +265,11 @@ class Rounding(TorchDispatchMode):
         self._inner = self._unit if in_steps else min(self._unit, long)
         self._drawn = 0
         self._is_outer = True  # the next operation is the call itself, unless torch opens it unasked
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles here; being kept from it would load the compiler, and ask it at every operation."""
+        return False
 
     @property
     def has_drawn(self) -> bool:
@@ -344,7 +367,7 @@ class Rounding(TorchDispatchMode):
                 variance = variance if grown is None else torch.maximum(variance, grown)
             variance = variance * min(max(unit, self._unit), self._grown) ** 2
             variance = variance + (terms * (unit / SPLIT) ** 2 if unit > self._long else 0.0)
-            sums.append(Sum(total, variance.clamp_min_(0.0).sqrt_().mul_(ROUNDED)))
+            sums.append(Sum(total, _root(variance.clamp_min_(0.0)).mul_(ROUNDED)))
         return sums
 
     def _is_unmoved(self, args: Any, kwargs: Any) -> bool:
@@ -592,6 +615,11 @@ def _blocks(func: Any, args: Any, at: int) -> list[torch.Tensor]:
             some_of = [(gradient[some], data[some], weight) for some in _slices(gradient.shape[0])]
         return [func(*some, *sizes, [at == 0, at == 1, False])[at] for some in some_of]
     return []
+
+
+def _root(squares: torch.Tensor) -> torch.Tensor:
+    """The roots of a few numbers, in this thread: torch's library wakes all others for them, and waits."""
+    return torch.from_numpy(np.asarray(np.sqrt(squares.numpy())))
 
 
 def _slices(size: int) -> list[slice]:
