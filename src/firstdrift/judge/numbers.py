@@ -94,7 +94,7 @@ NUMBERS = (
     Number("judge.replay.introducing", "MASKED", "elements", "choice", "other_masks"),
     Number("judge.replay.introducing", "SIGMAS", "standard errors", "derived", "masks_by_chance"),
     Number("judge.replayed", "CANCELS", "times its own size", "choice", ""),
-    Number("judge.replayed", "BEHIND_DRIFT", "elements replayed", "budget", ""),
+    Number("judge.replayed", "BEHIND_DRIFT", "elements read or made", "budget", ""),
     Number("judge.replay.replays", "LIMITS", "calls, elements, bytes", "budget", ""),
     Number("judge.replay.replays", "DRAWN_BYTES", "bytes kept", "budget", ""),
     Number("judge.replay.restated", "TRIALS", "random inputs", "budget", ""),

@@ -13,7 +13,7 @@ from .replay.replays import Replays
 
 BY = "replay"
 CANCELS = 16.0  # times its own size, the terms of what cancels
-BEHIND_DRIFT = 1 << 24  # elements that are replayed behind a drift, to tell whether it is the only one
+BEHIND_DRIFT = 1 << 26  # elements that replays behind a drift read or make, to tell whether it is the only one
 
 
 def replayed(case: Case, chains: Chains) -> Findings:
@@ -28,7 +28,7 @@ def replayed(case: Case, chains: Chains) -> Findings:
     with case.replays.running():
         for site in decided(chains, Why.DOUBT):
             pair = case.items[site].pair
-            left -= pair.count if drifted else 0
+            left -= case.replays.work(pair.reference.site) if drifted else 0
             if left < 0:
                 break
             own = introduced_at(pair, case.replays, case.unit(pair))

@@ -38,8 +38,10 @@ def _own(pair: Pair, replays: Replays, unit: float) -> Finding | None:
     if own is None or expected is None or theirs is None or not own.shape == expected.shape == theirs.shape:
         return None
     meant = excess_of(expected, own, unit, lambda seed: replays.drawn(site, seed))
+    if meant is None or meant.times > DRIFT:
+        return None
     left = excess_of(expected, theirs, unit, lambda seed: _rounded(expected, own, replays.own_drawn(site, seed)))
-    if meant is None or left is None or meant.times > DRIFT or left.times > DRIFT or left.whole >= 1:
+    if left is None or left.times > DRIFT or left.whole >= 1:
         return None
     ours, other = replays.casts(site, written_casts)
     _, made = replays.casts(site, dtypes_of)

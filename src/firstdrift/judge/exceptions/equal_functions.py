@@ -297,6 +297,8 @@ def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]
                 if excess is None:
                     return None
                 worst = max(worst, excess.times)
+                if worst > DRIFT:  # which no further trial takes back
+                    return worst
     except NotReplayableError:
         return None
     return worst

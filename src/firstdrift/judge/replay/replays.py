@@ -16,7 +16,7 @@ from ...dtypes import roundoff
 from ...pair.pairs import Pair
 from ...program.calls import Call, Earlier, Leaf, Program, Ref, Step, reads
 from ...program.casts import meant_casts
-from ...program.costs import Limits
+from ...program.costs import Limits, cost_of
 from ...program.cuts import Cut, Cuts, type_of
 from ...program.interpreter import Interpreter, NotReplayableError
 from ...program.process_settings import as_recorded
@@ -312,6 +312,11 @@ class Replays:
         step, cut = self.step(site), self.cut(site)
         nodes = [] if step is None or cut is None else [step.nodes[number] for number in cut.nodes]
         return [node for node in nodes if isinstance(node, Call)]
+
+    def work(self, site: Site) -> int:
+        """The elements that a replay of a site reads or makes."""
+        step, cut = self.step(site), self.cut(site)
+        return 0 if step is None or cut is None else cost_of(step, cut, exact=True).elements
 
     def draws(self, site: Site) -> bool:
         """Whether random numbers were drawn on the way to a site."""

@@ -95,14 +95,15 @@ class Restated:
         return list(dict.fromkeys([*(site for site in one.sites if site in self._pairs), *left]))
 
     def _effect(self, one: Stated, site: Site) -> Effect | None:
-        asked, effects = self._pairs[site].reference.site, []
-        for variant in self._variants(one, asked):
+        found = None
+        for variant in self._variants(one, self._pairs[site].reference.site):
             try:
-                effects.append(self._of(variant, self._pairs[site]))
+                found = self._of(variant, self._pairs[site])
             except (NotReplayableError, FirstdriftError):
                 continue
-        changes = [effect for effect in effects if effect is not Effect.UNREAD]
-        return changes[0] if changes else Effect.UNREAD if effects else None
+            if found is not Effect.UNREAD:
+                break
+        return found
 
     def _variants(self, one: Stated, site: Site) -> Iterator[_Variant]:
         own = self._by_own_calls(site)

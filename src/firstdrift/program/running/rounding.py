@@ -19,7 +19,7 @@ A sum of what is the same for every seed is added up once, and its error drawn f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -362,11 +362,15 @@ class Rounding(TorchDispatchMode):
                 continue
             count = _terms(func, args, kwargs, at, total)
             terms = terms / count if func._opname in _MEANS else terms
-            variance = count * (total * total / 3 + terms / 6) + terms if count > 1 else total * total
+            variance = total * total
+            if count > 1:
+                variance = variance.mul_(count / 3).add_(terms, alpha=count / 6 + 1)
             for grown in (_grown(func, args, kwargs, at, total), _grown_in_blocks(func, args, at, count)):
-                variance = variance if grown is None else torch.maximum(variance, grown)
-            variance = variance * min(max(unit, self._unit), self._grown) ** 2
-            variance = variance + (terms * (unit / SPLIT) ** 2 if unit > self._long else 0.0)
+                if grown is not None:
+                    torch.maximum(variance, grown, out=variance)
+            variance.mul_(min(max(unit, self._unit), self._grown) ** 2)
+            if unit > self._long:
+                variance.add_(terms, alpha=(unit / SPLIT) ** 2)
             sums.append(Sum(total, _root(variance.clamp_min_(0.0)).mul_(ROUNDED)))
         return sums
 
@@ -584,37 +588,52 @@ def _grown(func: Any, args: Any, kwargs: Any, at: int, total: torch.Tensor) -> t
 def _grown_in_blocks(func: Any, args: Any, at: int, count: float) -> torch.Tensor | None:
     """The same of a sum of products, by what it has come to after each of several blocks of its terms: neighbouring
     terms are alike, so that a sum may wander further from zero than terms of random signs would take it."""
-    blocks = _blocks(func, args, at)
-    if len(blocks) < 2:
+    size = _summed_first(func, args, at)
+    if size is None or len(_slices(size)) < 2:
         return None
-    before, found = torch.zeros_like(blocks[0]), torch.zeros_like(blocks[0])
-    for block in blocks:
-        now = before + block
-        found += (before * before + before * now + now * now) * (count / len(blocks) / 3)
+    blocks = _blocks(func, args, at)
+    before = next(blocks)
+    found, spare = before * before, torch.empty_like(before)
+    for now in blocks:
+        now += before
+        torch.add(before, now, out=spare).mul_(before)  # a (a + b) + b^2
+        found.add_(spare).addcmul_(now, now)
         before = now
-    return found
+    return found.mul_(count / len(_slices(size)) / 3)
 
 
-def _blocks(func: Any, args: Any, at: int) -> list[torch.Tensor]:
+def _summed_first(func: Any, args: Any, at: int) -> int | None:
+    """How long the axis is that a sum of products sums first; None for what is none."""
+    name = func._opname
+    if name in ("mm", "bmm"):
+        length: int = args[0].shape[-1]
+        return length
+    if name == "convolution" and not args[6] and args[8] == 1:
+        return int(args[0].shape[1])
+    if name == "convolution_backward" and not args[7] and args[9] == 1 and at < 2:
+        return int(args[0].shape[1 - at])
+    return None
+
+
+def _blocks(func: Any, args: Any, at: int) -> Iterator[torch.Tensor]:
     """A sum of products as several, one for each of some blocks of the axis that it sums first."""
     name = func._opname
     if name == "mm":
         data, weight = args[:2]
-        return [data[:, some] @ weight[some] for some in _slices(data.shape[1])]
+        yield from (data[:, some] @ weight[some] for some in _slices(data.shape[1]))
     if name == "bmm":
         data, weight = args[:2]
-        return [data[:, :, some] @ weight[:, some] for some in _slices(data.shape[2])]
-    if name == "convolution" and not args[6] and args[8] == 1:
+        yield from (data[:, :, some] @ weight[:, some] for some in _slices(data.shape[2]))
+    if name == "convolution":
         data, weight, _, *sizes = args
-        return [func(data[:, some], weight[:, some], None, *sizes) for some in _slices(data.shape[1])]
-    if name == "convolution_backward" and not args[7] and args[9] == 1 and at < 2:
+        yield from (func(data[:, some], weight[:, some], None, *sizes) for some in _slices(data.shape[1]))
+    if name == "convolution_backward":
         gradient, data, weight, *sizes, _ = args
         if at == 0:
             some_of = [(gradient[:, some], data, weight[some]) for some in _slices(gradient.shape[1])]
         else:
             some_of = [(gradient[some], data[some], weight) for some in _slices(gradient.shape[0])]
-        return [func(*some, *sizes, [at == 0, at == 1, False])[at] for some in some_of]
-    return []
+        yield from (func(*some, *sizes, [at == 0, at == 1, False])[at] for some in some_of)
 
 
 def _root(squares: torch.Tensor) -> torch.Tensor:
@@ -674,6 +693,18 @@ def _var(*args: Any, **kwargs: Any) -> torch.Tensor:
     return _var_mean(*args, **kwargs)[0]
 
 
+def _layer_norm(
+    data: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """As torch's own table has it, without the compiler that this loads."""
+    dims = list(range(data.ndim - len(shape), data.ndim))
+    var, mean = aten.var_mean.correction(data, dims, correction=0, keepdim=True)
+    rstd = (var + eps).rsqrt()
+    found = (data - mean) * rstd
+    found = found if weight is None else found * weight
+    return (found if bias is None else found + bias), mean, rstd
+
+
 def _plus(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A product with an addend, in two steps as code may write it."""
 
@@ -695,6 +726,7 @@ def _convolution(
 _OPENERS: dict[Any, Callable[..., Any]] = {
     **{getattr(aten.var_mean, one): _var_mean for one in aten.var_mean.overloads() if not one.endswith("out")},
     **{getattr(aten.var, one): _var for one in aten.var.overloads() if not one.endswith("out")},
+    aten.native_layer_norm.default: _layer_norm,
     aten.addmm.default: _plus(aten.mm),
     aten.baddbmm.default: _plus(aten.bmm),
     aten.addmv.default: _plus(aten.mv),
