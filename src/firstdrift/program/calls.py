@@ -136,6 +136,11 @@ class Step:
     notes: tuple[str, ...] = ()
 
     @cached_property
+    def needed(self) -> dict[int, tuple[Ref, ...]]:
+        """What nodes are computed from, of those that were asked for: every replay asks it again."""
+        return {}
+
+    @cached_property
     def function_of(self) -> dict[int, Function]:
         """The function that a call is nested in."""
         return {number: function for function in self.functions for number in range(function.first, function.last + 1)}

@@ -31,10 +31,16 @@ def function_behind(step: Step, number: int) -> Function | None:
     return function if function is not None and made and function.op in FUNCTIONS else None
 
 
-def needs(step: Step, number: int) -> list[Ref]:
+def needs(step: Step, number: int) -> tuple[Ref, ...]:
     """What a node is computed from: what it reads, random numbers that it drew, and what its function was given."""
+    if number not in step.needed:
+        step.needed[number] = _needs(step, number)
+    return step.needed[number]
+
+
+def _needs(step: Step, number: int) -> tuple[Ref, ...]:
     node: Node = step.nodes[number]
     drawn = [Ref(leaf) for leaf in (node.drawn or {}).values()] if isinstance(node, Call) else []
     function = function_behind(step, number)
     given = [] if function is None else [one for one in refs((function.args, function.kwargs)) if one.node < number]
-    return [*reads(node), *drawn, *given]
+    return (*reads(node), *drawn, *given)

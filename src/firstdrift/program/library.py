@@ -17,9 +17,9 @@ from .building.call_templates import Template
 from .building.library_backward import Backward
 from .building.library_forward import NOTE, Building, Told, told_of
 from .building.library_updates import Updates
-from .building.reproduction import why_not
+from .building.reproduction import cuts_of, why_not
 from .calls import Call, Program, Ref, Step
-from .cuts import Cut
+from .cuts import Cut, Cuts
 from .interpreter import NotReplayableError
 
 MOST_NODES = 2_000_000  # of a step
@@ -86,6 +86,7 @@ class Steps(Mapping[int, Step]):
         self.trace = trace
         self.inferred = inferred or {}
         self._made: dict[int, Built] = {}
+        self._cuts: dict[int, Cuts] = {}
         self._templates: dict[tuple[object, ...], Template] = {}
         self._records: dict[int, list[Record]] = {}
         for record in trace.records:
@@ -120,7 +121,9 @@ class Steps(Mapping[int, Step]):
         step, reasons = self.built(site.step)
         if site not in step.sites:
             return reasons.get(site, "the library has no call for it")
-        return why_not(self.trace, step, site)
+        if site.step not in self._cuts:
+            self._cuts[site.step] = cuts_of(self.trace, step)
+        return why_not(self.trace, step, site, self._cuts[site.step])
 
 
 def _build(building: Building) -> Built:

@@ -30,9 +30,14 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backwa
 _SUMS = ("sum", "mean", "var", "norm", "softmax", "pool", "loss")
 
 
-def why_not(trace: Trace, step: Step, site: Site) -> str | None:
-    """Why a site's calls are not what made it; None where they give what was recorded."""
-    cut = Cuts(step, lambda other: other in trace and trace[other].at is not None).at(site)
+def cuts_of(trace: Trace, step: Step) -> Cuts:
+    """The parts of a step, each from what was recorded before it."""
+    return Cuts(step, lambda other: other in trace and trace[other].at is not None)
+
+
+def why_not(trace: Trace, step: Step, site: Site, cuts: Cuts | None = None) -> str | None:
+    """Why a site's calls are not what made it; None where they give what was recorded. `cuts` are those of the step."""
+    cut = (cuts or cuts_of(trace, step)).at(site)
     if cut is None or cut.is_empty:
         return "no call makes it"
     return cut_why_not(trace, step, site, cut)
@@ -40,7 +45,7 @@ def why_not(trace: Trace, step: Step, site: Site) -> str | None:
 
 def left_of(trace: Trace, step: Step, site: Site) -> float:
     """How far a site's calls, which give what was recorded, are from it, on all its finite numbers."""
-    cut = Cuts(step, lambda other: other in trace and trace[other].at is not None).at(site)
+    cut = cuts_of(trace, step).at(site)
     if cut is None:
         return inf
     error = wide(Interpreter(step, trace, exact=True).array_of(cut)) - wide(trace.array(site))
