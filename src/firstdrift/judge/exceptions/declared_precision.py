@@ -45,9 +45,9 @@ def _own(pair: Pair, replays: Replays, unit: float) -> Finding | None:
         return None
     ours, other = replays.casts(site, written_casts)
     _, made = replays.casts(site, dtypes_of)
-    undeclared = (other - ours) | {one for one in made if roundoff(one) > _declared(pair, replays)}
+    written = (other - ours) | {one for one in made if roundoff(one) > _declared(pair, replays)}
     stored = max(replays.finest, roundoff(*(record.dtype for record in pair.candidate)))
-    undeclared = {one for one in undeclared if roundoff(one) > stored}  # a cast to what it stores takes nothing
+    undeclared = {one for one in written if roundoff(one) > stored}  # a cast to what it stores takes nothing
     facts = {"error": left.error, "limit": left.limit, "draws": left.draws, "proof": "replayed"}
     if not undeclared:
         return Finding(BY, Verdict.NOISE, Why.DECLARED_PRECISION, facts)
