@@ -186,7 +186,7 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
     facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
     facts |= compared.alignment.unpaired
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
-    evidence = gather(result.site, runs, USUAL * usual_limit(result, case))
+    evidence = gather(result.site, runs, noise_of(result, case))
     if evidence is None:
         return None
     replayed = None if case.replays is None else replayed_evidence(evidence, result.pair, case.replays)
@@ -228,8 +228,15 @@ def _made_at(site: Site, replays: Replays) -> Site:
     return first if ours is not None and theirs is not None and np.array_equal(ours, theirs) else site
 
 
-def usual_limit(result: PairResult, case: Case) -> float:
-    """What noise explains of an operation of this kind: causes are told by errors far above that of one."""
+def noise_of(result: PairResult, case: Case) -> float:
+    """What noise explains of a drifting tensor: by the kind of its operation, and at least by draws of its own."""
+    from .explain.trying import EXACT
+
+    drawn = [float(finding.facts.get("noise") or 0.0) for finding in result.chain if finding.by == "replay"]
+    return max(USUAL * _usual_limit(result, case), *(noise / EXACT for noise in drawn if noise < 1), 0.0)
+
+
+def _usual_limit(result: PairResult, case: Case) -> float:
     item = case.items.get(result.site)
     if item is None or item.measurement is None:
         return result.limit or 0.0

@@ -50,6 +50,7 @@ def _finding(own: Introduced, site: Site, replays: Replays) -> Finding:
     facts = {
         "error": own.error, "limit": own.limit, "where": own.where, "times": own.times, "draws": own.draws,
         "inherited": own.inherited, "inferred": own.inferred, "source": own.source, "seen": own.seen,
+        "noise": own.noise,
     }  # fmt: skip
     if own.undecided is not None:
         return Finding(BY, Verdict.INCONCLUSIVE, own.undecided, {**facts, "said": own.said})

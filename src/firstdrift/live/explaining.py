@@ -13,7 +13,7 @@ from ..causes.gathering import Runs, gather
 from ..causes.labels import LABELS
 from ..causes.screening import LARGE
 from ..compare.result import Cause, PairResult, Why
-from ..comparison import explained_by_both, replayed_evidence, usual_limit
+from ..comparison import explained_by_both, noise_of, replayed_evidence
 from ..judge.case import Case
 from ..sites import Site
 from ..traces import Trace
@@ -21,7 +21,6 @@ from .reseeding import Reseeding, by_chance
 from .sides import Side
 
 PRECISE = 1e-9  # relative: noise of a float64 run
-USUAL = 0.1  # of what noise can be at most, it usually is
 SMALLER = "the reference's code is looked into for up to a million elements"
 OF_ROUNDING = frozenset(
     {"accumulator-precision", "dtype-rounding", "overflow", "quantisation", "rope-precision", "rounding-mode"}
@@ -46,7 +45,7 @@ def explained(
     }  # fmt: skip
     pairs = {pair.site: pair for pair in case.alignment.pairs}
     runs = Runs(case.graph, pairs, case.reference, case.candidate, None, facts)
-    evidence = gather(result.site, runs, PRECISE if case is not as_run else USUAL * usual_limit(result, case))
+    evidence = gather(result.site, runs, PRECISE if case is not as_run else noise_of(result, case))
     if evidence is None:
         return None
     is_asked = case.replays is not None and not is_given

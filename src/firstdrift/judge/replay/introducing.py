@@ -47,6 +47,7 @@ class Introduced:
     undecided: Why | None = None
     said: str = ""
     seen: float | None = None  # the factor on all of it, less one, that would have been a drift
+    noise: float = 0.0  # what noise explains of the whole tensor
 
     @property
     def beyond(self) -> bool:
@@ -118,7 +119,7 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, unit: f
     own = Introduced(
         excess.error, excess.limit, excess.where, excess.times, excess.draws, inferred,
         _inherited(pair, replays, expected), None if source == site else source._replace(sample=pair.site.sample),
-        seen=DRIFT * excess.seen if 0 < excess.seen < inf else None,
+        seen=DRIFT * excess.seen if 0 < excess.seen < inf else None, noise=excess.whole,
     )  # fmt: skip
     if not excess.beyond:
         return own if excess.whole < 1 else replace(own, limit=excess.whole, undecided=Why.INVISIBLE)
