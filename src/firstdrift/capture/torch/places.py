@@ -1,4 +1,5 @@
-"""The line of the model's own code that makes a call: the nearest that is neither torch's nor ours."""
+"""The line of the model's own code that makes a call: the nearest that is neither torch's nor ours, nor that of a
+library that writes axes for it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from types import CodeType, FrameType
 from ...program.calls import Place
 
 _OURS = ("firstdrift.capture", "firstdrift.live", "firstdrift.program", "firstdrift.taps")
-_SKIPPED = ("torch", "contextlib", "functools")
+_SKIPPED = ("torch", "contextlib", "functools", "einops", "einx", "opt_einsum")
 
 
 class Places:
