@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -14,9 +14,12 @@ from ..attention.positions import BASES
 from ..attention.rotary import LOW, Floats, Rotary, base_of, geometric, rounded, tables
 from ..evidence import Evidence
 from ..hypotheses import DOMINANT, EXACT, LEAST_NOISE, Finding, Hypothesis
+from ..variants import floats, reproduces
 from .rope_changes import changes, retuned
 
 ROWS = 128  # of a table, to try changes on
+LEAST_ROWS = 4  # fewer are waves whatever they hold
+LEAST_SPACED = 4  # numbers that are evenly spaced
 GRID = 1 << 14  # frequencies that are tried
 KEPT = 48  # of them, which are refined
 LEAST_SURE = 0.1  # how far a frequency may be off at most that is read from neighbouring rows
@@ -31,7 +34,7 @@ def table(evidence: Evidence) -> Iterator[Finding]:
         return
     if expected.ndim == 1:
         yield from _frequencies(evidence)
-    elif expected.ndim > 1 and min(expected.shape[-2:]) >= 2:
+    elif expected.ndim > 1 and expected.shape[-1] >= 2 and expected.shape[-2] >= LEAST_ROWS:
         rows, own = (np.asarray(x, np.float64).reshape(-1, *x.shape[-2:]) for x in (expected, found))
         if (rows == rows[:1]).all():
             counted = _positions(evidence, rows.shape[1])
@@ -207,6 +210,23 @@ def _corrected(rate: float, value: float, position: float, is_sine: bool) -> flo
     return rate + float((value - wave) / slope) / position if abs(slope) > 0.3 else rate
 
 
+def spacing(evidence: Evidence) -> Iterator[Finding]:
+    """A row of numbers from one to another in even steps on one side, and in even ratios on the other."""
+    if evidence.site.phase not in ("fwd", "weight") or evidence.expected.ndim != 1 or not floats(evidence):
+        return
+    given = np.asarray(evidence.expected, np.float64)
+    if len(given) < LEAST_SPACED or not (given > 0).all() or given[0] == given[-1]:
+        return
+    ways: dict[str, Callable[[float, float, int], Floats]] = {"even steps": np.linspace, "even ratios": np.geomspace}
+    limit = EXACT * max(evidence.noise, 2.0**-23)
+    for own, way in ways.items():
+        if reproduces(way(given[0], given[-1], len(given)), given, limit):
+            other = next(one for one in ways if one != own)
+            made = np.asarray(ways[other](given[0], given[-1], len(given)), np.float64)
+            ends = f"from {given[0]:g} to {given[-1]:g}"
+            yield Finding("frequency-table", f"{len(given)} numbers {ends} are in {other} instead of {own}", made, 0)
+
+
 def _frequencies(evidence: Evidence) -> Iterator[Finding]:
     """Frequencies themselves, as a buffer holds them."""
     given, found = (np.asarray(x, np.float64) for x in (evidence.expected, evidence.found))
@@ -234,4 +254,4 @@ def _frequencies(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("rope-precision", f"the frequencies are held in {dtype}", made, 0, {"dtype": dtype})
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (table,)
+HYPOTHESES: tuple[Hypothesis, ...] = (table, spacing)
