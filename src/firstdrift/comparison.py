@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
 GENERAL = frozenset({  # labels that say little of why
-    "unknown", "gradient-formula", "loss-formula", "scale", "offset", "changed-call", "skipped-op",
+    "unknown", "gradient-formula", "loss-formula", "scale", "offset", "changed-call", "skipped-op", "channel-scale",
 })  # fmt: skip
 LIKELY = 0.3  # confidence, below which somebody else is asked
 USUAL = 0.1  # of what noise can be at most, it usually is

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..program.calls import Call, Ref, reads
+from ..program.calls import Call, Place, Ref, reads
 from ..program.edits import Edit, Fragment, local, made_by
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Change:
     bits: float = 4.0
     free: int = 0
     parameters: Mapping[str, Any] = ()  # type: ignore[assignment]
+    at: int | None = None  # the call whose line is told, where it is none that is changed
+    theirs: int | None = None  # the candidate's call in its place
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Around:
         """What the model's code calls it."""
         found = self.rerun.written(self.number)
         name = (found.function if isinstance(found, Call) else found.op) or self.op
-        name = name.split(".")[-1].strip("_")
+        name = (self.op if name.startswith("aten.") else name.split(".")[-1]).strip("_")
         return f"{self.op.strip('_')} of {name}" if self.rerun.is_part(self.number) else name
 
     @property
@@ -304,6 +306,18 @@ def _adds_to_scores(around: Around, bias: int) -> bool:
     """Whether a sum has one term that a product made, and that does not come from a bias."""
     made = [Around(around.rerun, ref.node) for ref in around.tensors if ref.node in around.rerun.calls]
     return any(MIXING & (one.before | {one.op}) and one.number != bias for one in made)
+
+
+def place_of(rerun: Rerun, number: int) -> Place | None:
+    """The line of the model's code that makes a call; of one that differentiates, that of the forward call, and of a
+    sum of gradients that of the call that its last term comes from."""
+    call = rerun.calls.get(number)
+    if call is None or call.part != "backward":
+        return rerun.place(number)
+    makers = (rerun.calls.get(ref.node) for ref in reversed(reads(call)))
+    sources = [call.of, *(one.of for one in makers if one is not None)]
+    of = next((one for one in sources if one is not None), None)
+    return None if of is None else rerun.place(of)
 
 
 def base(call: Call) -> str:

@@ -28,7 +28,7 @@ def differences(lined: Lined, ours: Rerun, narrow: Narrow) -> Iterator[Change]:
         return
     around, theirs = Around(ours, mine), Around(lined.theirs, other)
     if around.op == theirs.op:
-        yield from _settings(around, theirs)
+        yield from settings_apart(around, theirs)
         yield from _turned(lined, around, theirs)
         yield from _given(lined, around, theirs)
         yield from _masked(lined, around, theirs)
@@ -42,7 +42,8 @@ def differences(lined: Lined, ours: Rerun, narrow: Narrow) -> Iterator[Change]:
         yield table_change(around, narrow.value)
 
 
-def _settings(around: Around, theirs: Around) -> Iterator[Change]:
+def settings_apart(around: Around, theirs: Around) -> Iterator[Change]:
+    """Numbers, flags and axes that two calls of one operation are given otherwise."""
     known: dict[str, Constant] = {one.name: one for one in constants(around)}
     for one in constants(theirs):
         mine = known.get(one.name)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from ..causes.labels import LABELS
 from ..judge.replay.replays import Replays
-from ..program.calls import Call, Ref
 from ..program.reruns import Piece, Rerun
 from ..program.running.not_replayable import NotReplayableError
 from ..sites import Site
 from ..traces import Array
 from . import narrowing
+from .aligned import Aligned, aligned
 from .around import Around, Change, base
 from .differing import differences
+from .grafted import CALLS
+from .grafting import smallest_graft
 from .naming import CHANGED, additional_label
 from .search import arounds_of, changes_that_fit
 from .trying import Question, Trial, Tried, apart, size
+from .words_of_calls import call_told, line_told
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 NARROW_WORK = 12_000.0  # of these, to find the value that differs
@@ -92,12 +94,19 @@ def answer(asked: Asked) -> Answer | None:
 def _read_elsewhere(asked: Asked) -> Answer | None:
     """What the candidate hands on to a site to which the reference hands a recorded tensor on."""
     first = asked.replays.first(asked.site)
-    theirs = None if first == asked.site else asked.replays.own_rerun(asked.site)
+    if first == asked.site:
+        return None
+    read = asked.replays.own_first(asked.site)
+    if read is not None and read != first:
+        now, before = (".".join(part for part in (site.name, site.port) if part) for site in (read, first))
+        said = f"{asked.site.name} reads another tensor, {now}, instead of {before}"
+        return Answer(CHANGED, said, {"reads": now, "reference_reads": before}, asked.found, 0.0, 6.0, 0, both=True)
+    theirs = asked.replays.own_rerun(asked.site)
     if theirs is None or theirs.target.node not in theirs.calls:
         return None
     number = narrowing.telling_call(theirs, theirs.target)
     name = ".".join(part for part in (first.name, first.port) if part)
-    said = f"{asked.site.name} reads {_call_told(theirs, number)} ({_line(theirs, number)}) instead of {name}"
+    said = f"{asked.site.name} reads {call_told(theirs, number)} ({line_told(theirs, number)}) instead of {name}"
     return Answer(CHANGED, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
 
 
@@ -161,25 +170,56 @@ def _by_both(asked: Asked, rerun: Rerun) -> Answer | None:
         return None
     vague: Answer | None = None
     for ours, other in _both_levels(rerun, theirs):
-        trial = Trial(ours, asked.question(ours), NARROW_WORK)
-        lined = narrowing.lined_up(ours, other, trial.unchanged / trial.scale if trial.scale else 0.0)
-        found = changes_that_fit(trial, narrowing.frontier(lined), thorough=False)
-        narrows = narrowing.first_to_differ(lined, trial)
-        found += _of_narrows(lined, narrows)
-        if not narrows:
-            trial = Trial(ours, asked.question(ours), NARROW_WORK)
-            narrows = narrowing.narrowed(lined, trial) or narrowing.at_the_end(lined, trial)
-            found += _of_narrows(lined, narrows)
-        if not found:
-            found = changes_that_fit(Trial(ours, asked.question(ours), NARROW_WORK), narrowing.changed_calls(lined))
-        if found:
-            answered = replace(_told(found, lined, narrows), predicted=asked.found, both=True)
-            if answered.label != CHANGED:
-                return answered
-            vague = vague or answered
-        elif narrows:
-            vague = vague or _called_instead(asked, lined, narrows[0])
+        found = _at_level(asked, ours, other)
+        if found is not None and found.label != CHANGED:
+            return found
+        vague = vague or found
     return vague
+
+
+def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
+    """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
+    first value that differs."""
+    question = asked.question(ours)
+    trial = Trial(ours, question, NARROW_WORK)
+    lined = narrowing.lined_up(ours, theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
+    both = aligned(lined)
+    grafted = smallest_graft(both, Trial(ours, question, NARROW_WORK))
+    if grafted is not None and grafted.change.label != CHANGED:
+        return replace(_told([grafted], lined), predicted=asked.found, both=True)
+    short = grafted is not None and grafted.change.kind != CALLS
+    found, narrows = _narrowly(lined, question, trial, searched=short)
+    if not found and not short:
+        found = changes_that_fit(Trial(ours, question, NARROW_WORK), narrowing.changed_calls(lined))
+    if grafted is not None:
+        found = [grafted, *(one for one in found if _says_more(one.change, both))]
+    if found:
+        return replace(_told(found, lined, narrows), predicted=asked.found, both=True)
+    return _called_instead(asked, lined, narrows[0]) if narrows else None
+
+
+def _narrowly(
+    lined: narrowing.Lined, question: Question, trial: Trial, *, searched: bool
+) -> tuple[list[Tried], list[narrowing.Narrow]]:
+    """Changes of the first calls, then of those that make the first values that differ and hold the difference."""
+    found = changes_that_fit(trial, narrowing.frontier(lined), thorough=False)
+    narrows = narrowing.first_to_differ(lined, trial)
+    found += _of_narrows(lined, narrows)
+    if not found and not searched:
+        again = Trial(lined.ours, question, NARROW_WORK)
+        earliest = narrowing.narrowed(lined, again)
+        if not earliest and not narrows:
+            earliest = narrowing.at_the_end(lined, again)
+        found = _of_narrows(lined, earliest)
+        narrows = earliest if found or not narrows else narrows
+    return found, narrows
+
+
+def _says_more(change: Change, both: Aligned) -> bool:
+    """Whether a change has a name, nothing fitted, and is one of calls that the candidate does not make alike."""
+    return change.label != CHANGED and not change.free and all(
+        number in both.apart for number in change.edit
+    )  # fmt: skip
 
 
 def _both_levels(ours: Rerun, theirs: Rerun) -> Iterator[tuple[Rerun, Rerun]]:
@@ -234,7 +274,7 @@ def _joined(changes: Sequence[Change]) -> Change:
 def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narrow) -> Answer | None:
     """What the candidate calls in the place of what the reference calls, where no change of one call says it."""
     ours, theirs = narrowing.telling_call(lined.ours, narrow.ref), narrowing.telling_call(lined.theirs, narrow.theirs)
-    mine, other = _line(lined.ours, ours), _line(lined.theirs, theirs)
+    mine, other = line_told(lined.ours, ours), line_told(lined.theirs, theirs)
     if mine is None or other is None:
         return None
     more, less = narrowing.more_and_less(lined, narrow)
@@ -244,41 +284,13 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
     if len(more) == 1 and not less:
         one = more[0]
         label = additional_label(one.op, Around(lined.ours, ours))
-        where = _line(lined.theirs, one.number)
-        said = f"{mine}: the candidate has one call more, {_call_told(lined.theirs, one.number)} ({where})"
+        where = line_told(lined.theirs, one.number)
+        said = f"{mine}: the candidate has one call more, {call_told(lined.theirs, one.number)} ({where})"
     else:
-        now, before = _call_told(lined.theirs, theirs), _call_told(lined.ours, ours)
+        now, before = call_told(lined.theirs, theirs), call_told(lined.ours, ours)
         said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
     calls = {"reference_call": base(lined.ours.calls[ours]), "call": base(lined.theirs.calls[theirs])}
     return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)
-
-
-def _call_told(rerun: Rerun, number: int) -> str:
-    call = rerun.written(number)
-    name = (call.function if isinstance(call, Call) else call.op) or call.op.split(".")[1]
-    return f"{name.split('.')[-1].strip('_')}({', '.join(_arguments(rerun, call))})"
-
-
-def _arguments(rerun: Rerun, call: Any) -> Iterator[str]:
-    from .changes.several import told
-
-    for one in call.args:
-        if isinstance(one, Ref):
-            yield told(rerun, one) if one in rerun.refs else "a tensor"
-        elif isinstance(one, int | float | str | bool) or one is None:
-            yield str(one)
-        elif isinstance(one, tuple | list) and all(isinstance(item, int) for item in one):
-            yield str(list(one))
-        else:
-            yield "..."
-    for name, item in call.kwargs.items():
-        if isinstance(item, int | float | str | bool):
-            yield f"{name}={item}"
-
-
-def _line(rerun: Rerun, number: int) -> str | None:
-    place = rerun.place(number)
-    return None if place is None else f"{PurePath(place.file).name}:{place.line}"
 
 
 def _told(
@@ -292,11 +304,14 @@ def _told(
     change, rerun = best.change, best.rerun
     as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
     rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
-    places = [_line(rerun, number) for number in sorted(change.edit, key=rerun.order.index) if number in rerun.order]
+    numbers = [change.at] if change.at is not None else sorted(change.edit, key=rerun.order.index)
+    places = [line_told(rerun, number) for number in numbers if number in rerun.order]
     place = next((one for one in places if one), None)
     sentence = f"{place}: {change.said}" if place else change.said
-    if lined is not None and narrows:
-        other = _line(lined.theirs, narrowing.telling_call(lined.theirs, narrows[0].theirs))
+    if lined is not None and (narrows or change.theirs is not None):
+        told = change.theirs
+        theirs = narrowing.telling_call(lined.theirs, narrows[0].theirs) if told is None else told
+        other = line_told(lined.theirs, theirs)
         sentence += f"; the candidate's line is {other}" if other and other != place else ""
     return Answer(
         change.label,

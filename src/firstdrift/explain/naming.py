@@ -17,8 +17,10 @@ NORMS = frozenset({
     "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training", "rms_norm", "_fused_rms_norm", "cudnn_batch_norm",
 })  # fmt: skip
+NORMALISE = frozenset({"normalize", "layer_norm", "rms_norm", "group_norm", "instance_norm"})
 POOLS = frozenset({"max_pool2d_with_indices", "avg_pool2d", "avg_pool1d", "max_pool1d", "_adaptive_avg_pool2d"})
 LOOKED_UP = frozenset({"index", "gather", "index_select", "index_put", "scatter", "nll_loss_forward"})
+COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "tril", "triu"})
 RECURRENT = frozenset({"tanh", "sigmoid"})
 
 # Settings whose name says what it is called if they are others.
@@ -47,6 +49,8 @@ def setting_label(around: Around, name: str) -> str:
         return "position-shift" if around.op != "arange" and _reads_table(around) else "index-shift"
     if name in ("min", "max"):
         return clamp_label(around)
+    if name == "value" and "pad" in around.op:
+        return "padding"
     if name in ("value", "fill_value", "exponent"):
         return CHANGED
     return SETTINGS.get(name, CHANGED)
@@ -58,7 +62,8 @@ def _reads_table(around: Around) -> bool:
 
 def position_label(around: Around, wide: bool) -> str:
     """What it is called if whole numbers are others: positions, or where a mask begins."""
-    if around.of_scores and not around.in_tables and "embedding" not in around.after:
+    compared = COMPARED & (around.after | {around.op})
+    if compared and around.of_scores and not around.in_tables and "embedding" not in around.after:
         return "window-off-by-one" if wide else "mask-off-by-one"
     if around.in_tables or "embedding" in around.after:
         return "position-shift"
@@ -156,7 +161,7 @@ def scaled_label(around: Around, ref: Ref) -> str:
 
 def skipped_label(around: Around) -> str:
     """What it is called if an operation is not applied."""
-    if around.op in NORMS:
+    if around.op in NORMS or around.written in NORMALISE:
         return "norm-missing"
     if is_cap(around):
         return "softcap"
@@ -293,6 +298,26 @@ KINDS: tuple[tuple[frozenset[str], str], ...] = (
 def kind_label(one: str, other: str) -> str:
     """What it is called if one operation stands for another."""
     return next((label for ops, label in KINDS if one in ops and other in ops), CHANGED)
+
+
+REDUCED = (frozenset({"amax", "max"}), frozenset({"amin", "min"}), frozenset({"sum", "mean"}))
+FUNCTIONS = frozenset({
+    "tan", "atan", "sinh", "asinh", "cosh", "acosh", "atanh", "asin", "acos", "erf", "erfc", "exp", "exp2", "expm1",
+    "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sign", "sgn", "neg",
+})  # fmt: skip
+
+
+def instead_label(around: Around, op: str) -> str:
+    """What it is called if one call of another operation stands for one."""
+    if around.op == op or any({around.op, op} <= alike and "mean" not in (around.op, op) for alike in REDUCED):
+        return CHANGED if around.op == op else axes_label(around)
+    if {around.op, op} == {"add", "sub"} and len(around.tensors) == 2:
+        return scaled_label(around, around.tensors[1])
+    if {around.op, op} == {"mul", "div"}:
+        return "op-order"
+    if {around.op, op} <= FUNCTIONS | ACTIVATIONS:
+        return "activation-variant"
+    return kind_label(around.op, op)
 
 
 ADDED: Mapping[str, str] = {

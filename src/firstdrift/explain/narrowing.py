@@ -48,6 +48,7 @@ class Lined:
     same: dict[Ref, Ref]
     ours_same: frozenset[Ref]  # the reference's values that the candidate has as well, its axes in any order
     equal: frozenset[Ref]  # those of which also the axes are in the same order
+    twins: dict[Ref, Ref]  # by the candidate's values, the reference's that are the same in the same shape
     near: float
 
 
@@ -59,19 +60,21 @@ def lined_up(ours: Rerun, theirs: Rerun, drift: float) -> Lined:
         array = ours.array(ref)
         known.setdefault(array.size, []).append((ref, _sums(array)))
     same: dict[Ref, Ref] = {}
-    ours_same, equal = set[Ref](), set[Ref]()
+    ours_same, equal, twins = set[Ref](), set[Ref](), dict[Ref, Ref]()
     for ref in _values(theirs):
         array = theirs.array(ref)
         sums = _sums(array)
         alike = [other for other, there in known.get(array.size, ()) if _close(sums, there, near)]
         alike = [other for other in alike if as_shaped(array, ours.array(other), near) is not None]
-        ours_same |= set(alike)
-        equal |= {
+        exact = [
             other for other in alike if ours.shape(other) == array.shape and _equal(array, ours.array(other), near)
-        }
-        if alike:
-            same[ref] = max(alike, key=lambda other: _likeness(ours, other, theirs, ref))
-    return Lined(ours, theirs, same, frozenset(ours_same), frozenset(equal), near)
+        ]
+        ours_same |= set(alike)
+        equal |= set(exact)
+        for known_as, some in ((same, alike), (twins, exact)):
+            if some:
+                known_as[ref] = max(some, key=lambda other: _likeness(ours, other, theirs, ref))
+    return Lined(ours, theirs, same, frozenset(ours_same), frozenset(equal), twins, near)
 
 
 def _likeness(ours: Rerun, ref: Ref, theirs: Rerun, other: Ref) -> tuple[bool, bool, int]:

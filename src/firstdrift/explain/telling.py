@@ -14,6 +14,10 @@ from .engine import Answer
 from .naming import CHANGED
 
 TELLING = 16  # elements that differ, from which on a change is told from chance
+OF_PHASE = {
+    "loss": "loss-formula", "lossgrad": "gradient-formula", "agrad": "gradient-formula", "grad": "gradient-formula",
+}  # fmt: skip
+LONG = 10.0  # bits, from which on a change without a name is less sure
 SURE, LIKELY, ONE_OF_SOME = 0.97, 0.7, 0.5
 
 
@@ -22,7 +26,7 @@ def cause_of(answer: Answer, evidence: Evidence) -> Cause:
     sentence = answer.sentence
     if answer.rivals:
         sentence += f" (it may as well be called {' or '.join(answer.rivals[:2])})"
-    label = "loss-formula" if evidence.site.phase == "loss" and answer.label == CHANGED else answer.label
+    label = answer.label if answer.label != CHANGED else OF_PHASE.get(evidence.site.phase, CHANGED)
     rival = answer.rivals[0] if answer.rivals else None
     confidence, confirm = _confidence(answer, evidence), LABELS[label].confirm
     return Cause(label, sentence, confidence, confirm, answer.parameters, rival)
@@ -37,4 +41,6 @@ def _confidence(answer: Answer, evidence: Evidence) -> float:
     whole = distance(expected, found)
     over = log10(whole / max(answer.left, evidence.noise, 1e-15)) if 0 < whole < float("inf") else 3.0
     few = differing < TELLING * (1 + answer.free)
+    if answer.label == CHANGED and answer.bits > LONG:
+        return LIKELY
     return LIKELY if few or (over < 1.5 and not answer.both) else SURE

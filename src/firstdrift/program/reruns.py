@@ -87,6 +87,7 @@ class Rerun:
         for number in self.order:
             for ref in dict.fromkeys(reads(self.step.nodes[number])):
                 self.readers[ref].append(number)
+        self._nodes.is_changed = True
         self.ahead = self._ahead()
         self._at = {number: at for at, number in enumerate(self.order)}
         self._arrays: dict[Ref, Array] = {}
@@ -337,8 +338,16 @@ def _like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
             return other
         if at and any(one not in (1, size) for one, size in zip(tensor.shape, other.shape, strict=True)):
             return other
-        tensor = tensor.expand(other.shape)
+        tensor = _expanded(tensor, other.shape)
     return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
+
+
+def _expanded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A tensor in another shape; as it is, where it cannot be: what reads it may take it so."""
+    whole = len(shape) == tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
+    last = shape[len(shape) - tensor.dim() :]
+    shorter = len(shape) > tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, last, strict=True))
+    return tensor.expand(shape) if whole or shorter else tensor
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -177,9 +177,22 @@ def pads(around: Around) -> Iterator[Change]:
             edit = around.given(1, now)
             yield Change(f"pad {now}", "padding", f"padded by {list(now)} instead of {sizes}", edit, 5.0,
                          parameters={"pad": list(now), "reference_pad": sizes})  # fmt: skip
+    yield from _shifts(around, sizes)
     for mode in ("reflect", "replicate", "circular", "constant"):
         edit = around.instead(made_by("pad.default", x, tuple(sizes), mode))
         yield Change(mode, "padding", f"padded by {mode}", edit, 4.0)
+
+
+def _shifts(around: Around, sizes: Sequence[int]) -> Iterator[Change]:
+    """What is added at one end is taken away at the other: a shift, of another length or to the other side."""
+    for at in range(0, len(sizes), 2):
+        if sizes[at] != -sizes[at + 1] or not sizes[at]:
+            continue
+        for by in (-sizes[at], 2 * sizes[at], 0):
+            now = (*sizes[:at], by, -by, *sizes[at + 2 :])
+            said = f"what is read is shifted by {by} instead of {sizes[at]}"
+            edit = around.given(1, now)
+            yield Change(f"shift {by}", "index-shift", said, edit, 4.0, parameters={"shift": by - sizes[at]})
 
 
 def resizes(around: Around) -> Iterator[Change]:

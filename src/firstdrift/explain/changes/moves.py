@@ -218,7 +218,7 @@ def rows(around: Around) -> Iterator[Change]:
 
 def counted(around: Around) -> Iterator[Change]:
     """Positions are counted from zero, whatever they are made of."""
-    if around.kind != "i" or not around.shape or around.op in ("arange",):
+    if around.kind not in "if" or not around.shape or not _is_counted(around):
         return
     size = around.shape[-1]
     if size > 1:
@@ -231,6 +231,14 @@ def counted(around: Around) -> Iterator[Change]:
             edit,
             5.0,
         )
+
+
+def _is_counted(around: Around) -> bool:
+    """Whether whole numbers are computed, or counted from another than zero."""
+    if around.op != "arange":
+        return around.kind == "i"
+    start = around.settings.get("start")
+    return start is not None and bool(start.value)
 
 
 def rolls(around: Around) -> Iterator[Change]:

@@ -35,7 +35,7 @@ UNNAMED = frozenset({"other", "self", "exponent", "factor", "offset"})  # number
 MOST_NUMBERS = 32  # of a table that is fitted
 SHAPES = frozenset({
     "view", "_unsafe_view", "reshape", "expand", "empty", "zeros", "ones", "full", "unsqueeze", "new_zeros",
-    "as_strided", "scalar_tensor", "squeeze", "empty_like", "rand", "randn", "empty_strided",
+    "as_strided", "eye", "scalar_tensor", "squeeze", "empty_like", "rand", "randn", "empty_strided",
 })  # fmt: skip
 NUMBERS = frozenset({"number", "float", "Optional[float]", "Scalar", "Optional[number]", "Union[int, float, complex]"})
 

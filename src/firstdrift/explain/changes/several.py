@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log2
 
+import numpy as np
+
 from ...program.calls import Call, Ref
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
-from ..around import MOVES, Around, Change, base
-from ..naming import CHANGED, interleave_label, order_label, source_label
+from ..around import MOVES, Around, Change, base, place_of
+from ..naming import CHANGED, interleave_label, mask_label, order_label, source_label
 
 PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
 MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
+SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
+WRITTEN = MOVES | {"flatten", "unflatten", "contiguous", "repeat", "view_as", "expand_as", "getitem", "rearrange"}
 TRIVIAL = MOVES | {"arange", "zeros", "ones", "full", "scalar_tensor", "empty"}
 
 
@@ -54,6 +58,11 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
     if rerun.kind(ref) == "f" and shape:
         yield "zeros", CHANGED, "is taken to be zero", (made_by("zeros_like.default", ref),)
         yield "ones", CHANGED, "is taken to be one", (made_by("ones_like.default", ref),)
+    if rerun.kind(ref) in "bi" and shape and reader.op not in ("embedding", "index"):
+        yield "ones", mask_label(reader), "is taken to be one everywhere", (made_by("ones_like.default", ref),)
+    if are_positions(rerun, ref):
+        counted = made_by("arange.default", shape[-1]), made_by("expand.default", local(0), shape)
+        yield "counted", "position-shift", f"is taken to be 0 to {shape[-1] - 1} in every row", counted
     if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1:
         yield "transposed", "transpose", "is transposed", (made_by("transpose.int", ref, -1, -2),)
     if len(shape) >= 2 and shape[0] == shape[1] and shape[0] > 1 and len(shape) > 2:
@@ -78,6 +87,15 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
             mixed = (made_by("reshape.default", ref, sizes), made_by("permute.default", local(0), turned),
                      made_by("reshape.default", local(1), shape))  # fmt: skip
             yield f"mixed {axis}", interleave_label(reader), f"has its halves interleaved along axis {axis}", mixed
+
+
+def are_positions(rerun: Rerun, ref: Ref) -> bool:
+    """Whether whole numbers go up by one in every row, but for places that they stand still at."""
+    shape = rerun.shape(ref)
+    if rerun.kind(ref) != "i" or not shape or shape[-1] < 2:
+        return False
+    steps = np.diff(rerun.array(ref), axis=-1)
+    return bool(((steps == 0) | (steps == 1)).all() and steps.any())
 
 
 def _reading(rerun: Rerun, ref: Ref, calls: tuple[Call, ...]) -> dict[int, Fragment]:
@@ -121,12 +139,23 @@ def _is_before(around: Around, ref: Ref) -> bool:
 
 def told(rerun: Rerun, ref: Ref) -> str:
     """A value as a reader knows it."""
+    ref = origin(rerun, ref)
     if ref in rerun.given or ref in rerun.leaves:
         return _name(rerun, ref)
     one = Around(rerun, ref.node)
-    place = rerun.place(ref.node)
+    place = place_of(rerun, ref.node)
     part = f"part {ref.at + 1}" if len(one.call.results) > 1 and base(one.call) in PARTED else "the result"
     return f"{part} of {one.written}" + (f" of line {place.line}" if place is not None else "")
+
+
+def origin(rerun: Rerun, ref: Ref) -> Ref:
+    """A value before an operation gave it another shape for itself."""
+    while ref.node in rerun.calls and ref not in rerun.given:
+        one = Around(rerun, ref.node)
+        if one.op not in SHAPED or one.written in WRITTEN or not one.tensors:
+            break
+        ref = one.tensors[0]
+    return ref
 
 
 def conjugates(rerun: Rerun) -> Iterator[Change]:

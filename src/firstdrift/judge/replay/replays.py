@@ -228,6 +228,17 @@ class Replays:
         step, cut = own
         return Rerun(step, cut, self.own.trace, None, kept=meant_casts(step, cut, self._stored(site)), exact=exact)
 
+    def own_first(self, site: Site) -> Site | None:
+        """The reference's name of the first recorded tensor that the candidate hands on to a site; None where that is
+        none that both sides recorded, or the site's own."""
+        own = self.own_site(site)
+        step = None if self.own is None or own is None else self.own.program.steps.get(own.step)
+        if step is None or own is None or own not in step.sites:
+            return None
+        value = step.sites[own]
+        there = ((other, self.own_site(other)) for other in self._starts if other != site)
+        return next((other for other, mine in there if mine and mine != own and step.sites.get(mine) == value), None)
+
     def own_site(self, site: Site) -> Site | None:
         """The site of a tensor in the candidate's own program; None where it had to be cut, joined or scaled."""
         own = self.theirs.own_site(site)

@@ -31,7 +31,8 @@ Tensors = Callable[[Site], Array | None]
 
 
 class Nodes:
-    """The nodes of one step, each run by itself; `differentiates` while gradients are to go through its calls."""
+    """The nodes of one step, each run by itself; `differentiates` while gradients are to go through its calls, and
+    `is_changed` once it is a changed program, whose tensors may have other shapes."""
 
     def __init__(
         self, step: Step, trace: Trace, tensors: Tensors | None, *, exact: bool, shaken: Shake | None,
@@ -46,6 +47,7 @@ class Nodes:
         self._taken = taken
         self._kept = kept
         self.differentiates = False
+        self.is_changed = False
 
     def given(self, ref: Ref, site: Site) -> torch.Tensor:
         """The value of a recorded site."""
@@ -119,7 +121,7 @@ class Nodes:
             said = f"the program says {len(call.results)}"
             raise NotReplayableError(f"{call.op} gives {len(results)} tensors where {said}")
         for tensor, type_ in zip(results, call.results, strict=True):
-            if type_ is None:
+            if type_ is None or self.is_changed:
                 continue
             found = next((short for short, kind in TORCH_DTYPES.items() if kind == tensor.dtype), type_.dtype)
             if self._exact and tensor.dtype in LIFTED.values():
