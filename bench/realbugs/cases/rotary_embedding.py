@@ -84,7 +84,7 @@ CASES = [
             (at("", "out*"),),
             ("stale-buffer",),
             "frequencies and scales share one cache and one key: the scale read from it is the frequencies",
-            ("freqs|frequenc",),
+            ("freqs|frequenc", r"reads the result of reshape of line \d+ instead of the result of cat"),
         ),
         "0.2.2 gives the keys of the cache a prefix, and stores the scale",
         dim=16,
