@@ -21,7 +21,7 @@ class Mixed(nn.Module):
         self.bias = nn.Parameter(2 * normal(12, 12))
 
     def forward(self, x):
-        return getattr(self, "mixed")(*self.qkv(x).chunk(3, -1))
+        return self.mixed(*self.qkv(x).chunk(3, -1))
 
 
 class Capped(Mixed):
@@ -49,6 +49,16 @@ class Twice(Mixed):
     def mixed(self, q, k, v):
         scores = q @ k.mT / (2.0 if self.way else 4.0)
         return scores.clamp(max=0.3 if self.way else 0.5).softmax(-1) @ v
+
+
+class Counted(Mixed):
+    """Two masks that are left out, of a sum and of what it is divided by."""
+
+    def mixed(self, q, k, v):
+        seen, hit = torch.arange(12) < 9, torch.arange(12) % 3 == 0
+        count = torch.full((16,), 12.0) if self.way else (seen[:, None] * torch.ones(12, 16)).sum(0)
+        both = hit if self.way else hit & (torch.arange(12) != 6)
+        return (v * both[:, None]).sum(1) / count
 
 
 class Landmarks(Mixed):
@@ -82,6 +92,7 @@ CASES = [
     (Capped, "op-order", "add("),
     (Signed, "swapped-operands", "in each other's place"),
     (Twice, "attention-scale", "divided by 2 instead of 4; max of clamp is 0.3 instead of 0.5"),
+    (Counted, "skipped-op", "and(the result of eq of line"),
     (Landmarks, "changed-call", "4, 16) instead of reshape"),
     (Function, "activation-variant", "tan("),
     (Elsewhere, "qkv-order", "instead of part 3 of chunk"),

@@ -187,7 +187,7 @@ def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
     grafted = smallest_graft(both, Trial(ours, question, NARROW_WORK))
     if grafted is not None and grafted.change.label != CHANGED:
         return replace(_told([grafted], lined), predicted=asked.found, both=True)
-    short = grafted is not None and grafted.change.kind != CALLS
+    short = grafted is not None and not grafted.change.kind.startswith(CALLS)
     found, narrows = _narrowly(lined, question, trial, searched=short)
     if not found and not short:
         found = changes_that_fit(Trial(ours, question, NARROW_WORK), narrowing.changed_calls(lined))

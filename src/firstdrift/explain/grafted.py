@@ -14,17 +14,41 @@ from .changes.numbers import SHAPES
 from .changes.several import origin, told
 from .differing import settings_apart
 from .naming import CHANGED, additional_label, instead_label, left_out_label, skipped_label, source_label, swapped_label
+from .needing import edit_of, lost
 from .words_of_calls import call_told
 
-CALLS = "calls"  # the kind of a change of calls that only one side makes
+CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side
 MOST_PLACES = 3  # calls that are made otherwise, each in its own way
 A_CALL, A_PLACE, A_TENSOR = 3.0, 2.0, 4.0  # bits
 
 
-def described(aligned: Aligned, grafts: Sequence[Graft], lost: Sequence[int]) -> Change | None:
+def described(aligned: Aligned, grafts: Sequence[Graft]) -> Change | None:
     """Calls made otherwise as one change; None where it takes too much to say it."""
-    edit = {one.ours: one.fragment for one in grafts}
+    edit = edit_of(grafts)
+    without = lost(aligned.ours, edit)
+    whole = _described(aligned, grafts, without)
+    if whole is not None and whole.label == "op-order":  # what one of them leaves out is what another makes
+        return whole
+    return _one_by_one(aligned, grafts, without) or whole
+
+
+def _one_by_one(aligned: Aligned, grafts: Sequence[Graft], without: Sequence[int]) -> Change | None:
+    """Several changes that have nothing to do with each other: what is lost is lost to one of them."""
+    if len(grafts) == 1 or all(has_other_sizes(aligned, one) for one in grafts[1:]):
+        return None
+    alone = [lost(aligned.ours, edit_of([one])) for one in grafts]
+    if {number for some in alone for number in some} != set(without):
+        return None
+    each = [_described(aligned, [one], some) for one, some in zip(grafts, alone, strict=True)]
+    some = [one for one in each if one is not None]
+    kinds = {(one.kind, one.label) for one in some}
+    few = len(kinds) == 1 or len(some) <= MOST_PLACES
+    return _joined(some, edit_of(grafts)) if len(some) == len(each) and few else None
+
+
+def _described(aligned: Aligned, grafts: Sequence[Graft], lost: Sequence[int]) -> Change | None:
+    edit = edit_of(grafts)
     made = list(dict.fromkeys(number for one in grafts for number in _extra(aligned, one)))
     gone = [*lost, *(one.ours for one in grafts if _is_another(aligned, one))]
     apart = _Apart(aligned, grafts, made, gone)
@@ -122,12 +146,20 @@ class _Apart:
         ours, theirs = aligned.ours, aligned.theirs
         common = self._read_instead() | (_outside(ours, lost) & self._as_ours(_outside(theirs, made)))
         if not made:
-            self.made, self.lost = [], _one_term(ours, _stem(ours, lost, common), common)
+            self.made, self.lost = list[int](), _one_term(ours, _stem(ours, lost, common), common)
         else:
             begun = common or {pair[0] for one in grafts for pair in _tensors_apart(Around(ours, one.ours), one)}
             there = self._as_theirs(begun)
-            self.made = _one_term(theirs, _stem(theirs, made, there) or _outermost(theirs, made), there)
+            self.made = _stem(theirs, made, there) or _outermost(theirs, made)
             self.lost = _stem(ours, lost, common) or _outermost(ours, lost)
+            if not self.is_reordered:
+                self.made = _one_term(theirs, self.made, there)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether both sides make the same calls of other tensors."""
+        ours, theirs = self.aligned.ours, self.aligned.theirs
+        return bool(self.made) and _with_numbers(theirs, self.made) == _with_numbers(ours, self.lost)
 
     @property
     def leaves_out(self) -> bool:
@@ -154,7 +186,8 @@ class _Apart:
         bits = A_CALL * (len(made) + len(lost)) + A_PLACE * (len(edit) - 1)
         parameters = {"reference_calls": [base(self.aligned.ours.calls[one]) for one in lost],
                       "calls": [base(self.aligned.theirs.calls[one]) for one in made]}  # fmt: skip
-        return Change(CALLS, label, said, edit, bits, 0, parameters, at, theirs)
+        kind = " ".join((CALLS, *parameters["reference_calls"], "to", *parameters["calls"]))
+        return Change(kind, label, said, edit, bits, 0, parameters, at, theirs)
 
     def _named(self, made: Sequence[int], lost: Sequence[int]) -> tuple[str, str]:
         ours, theirs = self.aligned.ours, self.aligned.theirs
@@ -167,7 +200,7 @@ class _Apart:
         if not made:
             return self._left_out(), f"{old} {'is' if len(lost) == 1 else 'are'} left out"
         said = f"{new} instead of {old}"
-        if _with_numbers(theirs, made) == _with_numbers(ours, lost):
+        if self.is_reordered:
             return "op-order", said
         alone = len(made) == len(lost) == 1
         return instead_label(Around(ours, lost[0]), base(theirs.calls[made[0]])) if alone else CHANGED, said

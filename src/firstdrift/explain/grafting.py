@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program.calls import Ref, reads
-from ..program.edits import Edit
-from ..program.reruns import Rerun
 from .aligned import Aligned, Graft
-from .around import MOVES, Change, base
+from .around import Change
 from .grafted import described, has_other_sizes
+from .needing import edit_of
 from .trying import Trial, Tried
 
 MOST_GRAFTS = 160  # calls made otherwise, beyond which two programs have too little in common
@@ -21,16 +19,12 @@ def smallest_graft(aligned: Aligned, trial: Trial) -> Tried | None:
     if not grafts or len(grafts) > MOST_GRAFTS or not _fits(trial, grafts):
         return None
     needed = _needed_of(aligned, trial, grafts)
-    change = described(aligned, needed, lost(aligned.ours, _edit(needed)))
+    change = described(aligned, needed)
     return None if change is None else trial.tried(change)
 
 
-def _edit(grafts: Sequence[Graft]) -> Edit:
-    return {one.ours: one.fragment for one in grafts}
-
-
 def _fits(trial: Trial, grafts: Sequence[Graft]) -> bool:
-    return trial.tried(Change("graft", "", "", _edit(grafts))) is not None
+    return trial.tried(Change("graft", "", "", edit_of(grafts))) is not None
 
 
 def _needed_of(aligned: Aligned, trial: Trial, grafts: list[Graft]) -> list[Graft]:
@@ -64,29 +58,3 @@ def _without(trial: Trial, grafts: list[Graft], size: int, kept: list[Graft]) ->
         if (rest or kept) and _fits(trial, [*rest, *kept]):
             grafts = rest
     return grafts
-
-
-def lost(rerun: Rerun, edit: Edit) -> list[int]:
-    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers."""
-    before, now = _needed(rerun, {}), _needed(rerun, edit)
-    return [number for number in rerun.calls if number in before - now and base(rerun.calls[number]) not in MOVES]
-
-
-def _needed(rerun: Rerun, edit: Edit) -> set[int]:
-    left, seen = [rerun.target.node], set[int]()
-    while left:
-        number = left.pop()
-        if number in seen or number not in rerun.calls:
-            continue
-        seen.add(number)
-        left += [ref.node for ref in _read(rerun, number, edit) if ref not in rerun.given]
-    return seen
-
-
-def _read(rerun: Rerun, number: int, edit: Edit) -> list[Ref]:
-    fragment = edit.get(number)
-    if fragment is None:
-        return reads(rerun.calls[number])
-    found = [ref for call in fragment.calls for ref in reads(call)]
-    found += [ref for ref in fragment.results if ref.node != number]
-    return [ref for ref in found if ref.node >= 0]

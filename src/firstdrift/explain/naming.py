@@ -163,6 +163,8 @@ def skipped_label(around: Around) -> str:
     """What it is called if an operation is not applied."""
     if around.op in NORMS or around.written in NORMALISE:
         return "norm-missing"
+    if around.kind == "b":
+        return mask_label(around)
     if is_cap(around):
         return "softcap"
     if around.op in ("clamp", "clamp_min", "clamp_max", "hardtanh"):
