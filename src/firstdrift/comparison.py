@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
-GENERAL = frozenset({  # labels that say little of why
-    "unknown", "gradient-formula", "loss-formula", "scale", "offset", "changed-call", "skipped-op", "channel-scale",
-})  # fmt: skip
 LIKELY = 0.3  # confidence, below which somebody else is asked
 USUAL = 0.1  # of what noise can be at most, it usually is
 
@@ -194,15 +191,16 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
 
 
 def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -> Cause:
-    """The cause of a drift: a relation between tensors that has a name for it, else the smallest change of the
-    reference's program."""
+    """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
+    relates the tensor to what was expected."""
     from .causes.hypotheses import explain
-    from .causes.table import TABLE
+    from .causes.table import GIVEN, TABLE
 
-    cause = explain(evidence, TABLE)
-    vague = cause.label in GENERAL or cause.confidence < LIKELY
-    changed = smallest_change(evidence, pair, replays) if vague and replays is not None else None
-    return cause if changed is None else changed
+    given = explain(evidence, GIVEN)
+    if given.label != "unknown" and given.confidence >= LIKELY:
+        return given
+    changed = None if replays is None else smallest_change(evidence, pair, replays)
+    return explain(evidence, TABLE) if changed is None else changed
 
 
 def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:

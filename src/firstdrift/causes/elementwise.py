@@ -129,14 +129,14 @@ def clamp(evidence: Evidence) -> Iterator[Finding]:
     """Found stops at a bound that expected exceeds, or the other way round; elsewhere they agree."""
     expected, found = evidence.expected, evidence.found
     low, high = _bounds(evidence, found, expected)
-    if low is not None or high is not None:
+    if (low, high) != (0.0, None) and (low is not None or high is not None):  # zero is a ReLU's, which says no more
         predicted = np.clip(floats(expected), low, high)
         yield Finding(
             "clamp", f"found is clamped {_between(low, high)}, expected is not", predicted, _count(low, high),
             {"low": low, "high": high},
         )  # fmt: skip
     low, high = _bounds(evidence, expected, found)
-    if (low, high) != (0.0, None) and (low is not None or high is not None):  # zero is a ReLU's, which says no more
+    if (low, high) != (0.0, None) and (low is not None or high is not None):
         left = distance(np.clip(floats(found), low, high), expected)
         sentence = f"expected is clamped {_between(low, high)}, found is not"
         yield Finding("clamp", sentence, None, _count(low, high), {"reference_low": low, "reference_high": high}, left)

@@ -18,7 +18,7 @@ from ..traces import Array, Trace
 from .agreement import distance
 from .evidence import Evidence
 from .fills import load_without_fills, without_fills
-from .loss.scores import scores
+from .scores import scores
 
 Tensors = dict[str, Array]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ LEAST_NOISE = 1e-12  # even float64 leaves this much
 STORED = 2.0**-22  # two explanations that leave less than this, a few roundings to float32, are equally good
 MARGIN = 3.0  # times what the best leaves: a partial explanation is believed where others leave at least this
 FEW = 4  # fitted numbers, above which a fit says less
-PATIENCE = 4.0  # seconds of work, beyond which no further hypothesis is begun on a large tensor
 AS_GOOD_AS_INFINITE = 1e30  # masks are filled with the lowest number of a dtype; such values are no scale
 CHUNK = 1 << 18  # elements compared at a time, so that a wrong prediction is given up early
 
@@ -118,19 +116,12 @@ class _Trial:
         return best is not None and best.finding.free <= FEW and _specific(best)
 
 
-def explain(evidence: Evidence, table: Sequence[Hypothesis], last: Sequence[Hypothesis] = ()) -> Cause:
-    """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it.
-
-    What comes `last` is asked where nothing in the table explains everything.
-    """
+def explain(evidence: Evidence, table: Sequence[Hypothesis]) -> Cause:
+    """The cause with the fewest fitted numbers that explains a drift up to noise; else what explains most of it."""
     if np.iscomplexobj(evidence.expected) or np.iscomplexobj(evidence.found):  # of which no hypothesis speaks
         return Cause("unknown", "causes of complex numbers are not known", 0.0, LABELS["unknown"].confirm)
     with np.errstate(all="ignore"):
-        trial = _try(evidence, table if evidence.expected.size else ())
-        if not _ranked(trial):
-            for hypothesis in last:
-                trial.run(hypothesis)
-        return _chosen(trial)
+        return _chosen(_try(evidence, table if evidence.expected.size else ()))
 
 
 def _chosen(trial: _Trial) -> Cause:
@@ -160,65 +151,18 @@ def residual(evidence: Evidence, finding: Finding) -> float:
 
 
 def _try(evidence: Evidence, table: Sequence[Hypothesis]) -> _Trial:
-    """Everything on a small tensor; on a large one, first what a part of it does not refute.
-
-    What explains the part is begun as long as there is time left, and the best of it in any case, however long it
-    takes. Whatever else is begun only where it should end in time.
-    """
+    """Everything on a small tensor; on a large one, what explains a part of it, and where that is nothing the rest."""
     trial = _Trial.of(evidence)
-    if evidence.expected.size <= LARGE:
-        for hypothesis in table:
-            trial.run(hypothesis)
-        return trial
-    start = thread_time()
-    screened = _screened(evidence, table)
-    unknown = math.inf if screened.costs else 0.0  # of what there was no time to try on a part
-    promising = (*screened.exact, *screened.hopeful)
-    for number, hypothesis in enumerate(promising):
-        if trial.settled and hypothesis not in screened.exact:
-            break
-        if number == 0 or thread_time() - start <= PATIENCE:
-            trial.run(hypothesis)
+    part = part_of(evidence) if evidence.expected.size > LARGE else None
+    small = None if part is None else _Trial.of(part)
+    promising = [one for one in table if small is None or small.run(one)]
+    for hypothesis in promising:
+        trial.run(hypothesis)
     for hypothesis in (one for one in table if one not in promising):
         if trial.settled:
             break
-        if thread_time() - start + screened.costs.get(hypothesis, unknown) <= PATIENCE:
-            trial.run(hypothesis)
+        trial.run(hypothesis)
     return trial
-
-
-@dataclass(frozen=True, slots=True)
-class _Screened:
-    """What a part of a tensor says of the hypotheses: those that explain all of it and those that explain most of it,
-    best first, and how long each should take on the whole."""
-
-    exact: Sequence[Hypothesis] = ()
-    hopeful: Sequence[Hypothesis] = ()
-    costs: Mapping[Hypothesis, float] = field(default_factory=dict)
-
-
-def _screened(evidence: Evidence, table: Sequence[Hypothesis]) -> _Screened:
-    part = part_of(evidence)
-    if part is None:
-        return _Screened()
-    exact: dict[Hypothesis, tuple[float, ...]] = {}
-    hopeful: dict[Hypothesis, float] = {}
-    costs: dict[Hypothesis, float] = {}
-    grown = evidence.expected.size / part.expected.size  # some work does not grow with the tensor, but most may
-    small, begun = _Trial.of(part), thread_time()
-    for hypothesis in table:
-        if small.settled or thread_time() - begun > PATIENCE:
-            break
-        start, before = thread_time(), len(small.tested)
-        if small.run(hypothesis):
-            said = small.tested[before:]
-            fitting = [_preference(one) for one in said if one.residual <= small.limit]
-            if fitting:
-                exact[hypothesis] = min(fitting)
-            else:
-                hopeful[hypothesis] = min((one.residual for one in said), default=math.inf)
-        costs[hypothesis] = (thread_time() - start) * grown
-    return _Screened(sorted(exact, key=exact.__getitem__), sorted(hopeful, key=hopeful.__getitem__), costs)
 
 
 def _findings(hypothesis: Hypothesis, evidence: Evidence) -> Iterator[Finding]:

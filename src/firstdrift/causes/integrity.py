@@ -1,4 +1,4 @@
-"""Values that no formula gives: overflow, NaN, memory nobody wrote, dropout, runs that differ from each other."""
+"""Values that no formula gives: overflow, NaN, memory nobody wrote, dropout, no update, unequal runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def uninitialised(evidence: Evidence) -> Iterator[Finding]:
     kinds = {
         "zero": (found == 0.0) if evidence.site.phase not in ZERO_IS_NAMED_ELSEWHERE else np.zeros_like(far),
         "denormal": far & (found != 0.0) & (size < DENORMAL) & (usual > 1e6 * DENORMAL),
-        "garbage": far & (size > GARBAGE * max(usual, float(np.abs(expected).max()) / GARBAGE**0.5)),
+        "garbage": far & _garbage(found, GARBAGE * max(usual, float(np.abs(expected).max()) / GARBAGE**0.5)),
     }
     bad = kinds["zero"] | kinds["denormal"] | kinds["garbage"]
     if not (bad & far).any() or (kinds["zero"].any() and not _blocks(kinds["zero"], expected)):
@@ -90,6 +90,12 @@ def uninitialised(evidence: Evidence) -> Iterator[Finding]:
     predicted = np.where(bad, found, expected)
     said = f"{int(bad.sum())} of {bad.size} elements are {what}, as if nobody had written them"
     yield Finding("uninitialised", said, predicted, 1, {"count": int(bad.sum()), "kinds": what.split(", ")})
+
+
+def _garbage(found: Floats, above: float) -> Mask:
+    """Where numbers are far too large; one and the same number in several places is a fill, and somebody wrote it."""
+    far = (np.abs(found) > above) & np.isfinite(found)
+    return far if far.sum() == 1 or len(np.unique(found[far])) > 1 else np.zeros_like(far)
 
 
 def unwritten_rows(evidence: Evidence) -> Iterator[Finding]:
@@ -266,6 +272,26 @@ def _chance(hits: Array, tries: Array, p: float) -> bool:
     return square <= len(deviation) + SURPRISE * math.sqrt(2 * len(deviation))
 
 
+def not_updated(evidence: Evidence) -> Iterator[Finding]:
+    """A parameter that the optimizer left as it was."""
+    statistic = evidence.site.port.startswith("running_")  # which no optimizer updates
+    still = evidence.site.phase == "weight_after" and not np.any(evidence.found) and np.any(evidence.expected)
+    if still and not statistic and np.any(evidence.candidate_inputs.get("grad", np.ones(1))):
+        yield Finding("skipped-op", "the candidate's optimizer did not update this parameter", evidence.found)
+
+
+def step_count(evidence: Evidence) -> Iterator[Finding]:
+    """The count of steps that bias corrections use."""
+    if evidence.site.phase != "optim" or not evidence.site.port.endswith("step") or evidence.expected.size != 1:
+        return
+    expected, found = float(floats(evidence.expected).item()), float(floats(evidence.found).item())
+    if abs(found - expected) == 1:
+        sentence = f"the optimizer counts this as step {found:g} instead of {expected:g}"
+        parameters = {"step": found, "reference_step": expected}
+        yield Finding("optimizer-bias-correction", sentence, evidence.found, 0, parameters)
+
+
 HYPOTHESES: tuple[Hypothesis, ...] = (
-    overflow, nan_origin, uninitialised, unwritten_rows, rows_of_nothing, dropout_active, nondeterministic,
+    overflow, nan_origin, uninitialised, unwritten_rows, rows_of_nothing, dropout_active, nondeterministic, not_updated,
+    step_count,
 )  # fmt: skip

@@ -6,19 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..sites import Site
 from ..traces import Array
 from .agreement import Floats, floats, limit
-from .evidence import Evidence
+from .evidence import Evidence, Surroundings
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
-from .sums.branches import ancestors
-from .updates import update_of
 
 COMPARED_PHASES = frozenset({"fwd", "agrad"})
 TRIED = 1024  # elements by which another tensor is tried
+MOST_VISITED = 20_000
 NAMED_ELSEWHERE = 2  # numbers that a finding is charged where the glue's own formula may say more
 
 
@@ -39,10 +37,7 @@ def skipped_op(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
-    """found is what the same site gave earlier, what a part like it in a layer before gave, or a later state of it.
-
-    What the reference makes of an earlier state by one more update is that update left out.
-    """
+    """found is what the same site gave earlier, or what a part like it in a layer before gave."""
     site = evidence.site
     if site.phase not in COMPARED_PHASES or not _told_apart(evidence, evidence.found):
         return
@@ -55,11 +50,6 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
         value = _equal_tensor(evidence, earlier)
         if value is None or _handed_on(evidence, earlier):
             continue
-        is_state = site.phase == "fwd" and (earlier not in own or site.port.startswith("in."))
-        if is_state and (update := update_of(evidence, earlier, before)) is not None:
-            said = f"found is {_place(earlier)} unchanged: the update by {update} is not made"
-            yield Finding("skipped-op", said, value, 0, {"site": list(earlier), "update": list(update.term)})
-            return
         if earlier in own:
             said = f"found is the output of {_when(earlier)}, which came before"
         elif _role(earlier) == _role(site):
@@ -150,20 +140,6 @@ def _ordinal(call: int) -> str:
     return f"{number}{ending}"
 
 
-def another_source(evidence: Evidence, wanted: Floats, at: NDArray[np.intp]) -> Iterator[tuple[Site, Array]]:
-    """The forward tensors of the drift's shape that hold the wanted numbers at these places."""
-    size = float(np.linalg.norm(wanted))
-    if size == 0.0 or _near(evidence, sampled(evidence.expected, at), wanted, 2.0):  # nothing is made of itself
-        return
-    for site in evidence.around.sites("fwd"):
-        for value in (evidence.around.candidate(site), evidence.around.reference(site)):
-            if value is None or value.shape != evidence.expected.shape:
-                continue
-            if float(np.linalg.norm(sampled(value, at) - wanted)) <= 2 * limit(evidence) * size:
-                yield site, value
-                break
-
-
 def agrees(evidence: Evidence, a: Array, b: Array) -> bool:
     """Whether noise explains the difference of two tensors; a few elements are looked at first."""
     at = positions(a.size, TRIED)
@@ -210,12 +186,23 @@ def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site 
     """
     if evidence.site.phase != "fwd" or not _told_apart(evidence, evidence.expected):
         return None
-    older = ancestors(evidence.around, [taken]) - {taken}
+    older = _ancestors(evidence.around, taken) - {taken}
     for site in before:
         value = evidence.around.reference(site) if site in older else None
         if value is not None and _alike(evidence, value, evidence.expected):
             return site
     return None
+
+
+def _ancestors(around: Surroundings, site: Site) -> set[Site]:
+    """A site and all that it was computed from."""
+    waiting, seen = [site], {site}
+    while waiting and len(seen) < MOST_VISITED:
+        for other in around.producers(waiting.pop()):
+            if other.phase in ("fwd", "input") and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return seen
 
 
 def _place(site: Site) -> str:
@@ -232,4 +219,5 @@ def _when(site: Site) -> str:
     return f"step {site.step}, call {site.call}" + ("" if site.sample is None else f", sample {site.sample}")
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (skipped_op, stale_buffer, exchanged, call_count, not_run)
+CALLS: tuple[Hypothesis, ...] = (call_count, not_run)
+HYPOTHESES: tuple[Hypothesis, ...] = (skipped_op, stale_buffer, exchanged)

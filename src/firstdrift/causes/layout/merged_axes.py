@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ...judge.apriori.kinds import ELEMENTWISE, kind_of
 from ...sites import Site
-from ..attention.roles import role
 from ..evidence import Evidence
 from ..regions import heads_of
+from ..roles import role
 
 PROJECTED = frozenset({"q", "k", "v", "qkv", "kv"})
 PLACES = re.compile(r"conv|[23]d\b|pool(?!er)|upsampl|pixel_?shuffle|unfold|interpolat", re.IGNORECASE)

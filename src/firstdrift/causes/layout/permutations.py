@@ -9,10 +9,10 @@ import numpy as np
 
 from ...traces import Array
 from ..agreement import floats, limit
-from ..attention.roles import role
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..regions import heads_of
+from ..roles import role
 from ..screening import LARGE
 from ..slices import Order, Slices, matched, slices
 from .merged_axes import has_heads

@@ -36,8 +36,3 @@ def role(name: str) -> str:
         if given:
             return given[0]
     return ""
-
-
-def parameter(name: str) -> str:
-    """Whether a name is that of a bias or of a weight."""
-    return "bias" if "bias" in name.lower() else "weight"

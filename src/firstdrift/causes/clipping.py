@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...traces import Array
-from ..agreement import agree, distance, factor, floats, limit, rounded, telling
-from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
-from .applied_gradients import CANCELLED
+from ..traces import Array
+from .agreement import agree, distance, factor, floats, limit, rounded, telling
+from .evidence import Evidence
+from .gradients import CANCELLED
+from .hypotheses import Finding, Hypothesis
 
 MOST_READ = 100_000_000  # elements of gradients that are read for a global norm
 ROUND = 90  # numbers of two digits in a decade, of which a limit is one

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ...sites import Site
-from ...traces import Array
+from ..sites import Site
+from ..traces import Array
 
 Both = tuple[Array, Array]
 

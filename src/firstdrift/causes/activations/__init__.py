@@ -1,1 +1,0 @@
-"""Activations: which function, where it is applied, and what keeps it within limits."""

@@ -1,1 +1,0 @@
-"""Windows over images and sequences: convolutions, pools, patches, resized tables."""

@@ -1,1 +1,0 @@
-"""Losses: formulas, divisors, labels."""

@@ -1,1 +1,0 @@
-"""Mixtures of experts: the router, the experts, and their sum."""

@@ -1,1 +1,0 @@
-"""Norms: eps, gain, mean, axes, statistics, precision."""

@@ -1,1 +1,0 @@
-"""Optimizers: clipping before the step, the step, and the state that it leaves."""

@@ -1,1 +1,0 @@
-"""Positions: rotations, tables of sines, and embeddings that are looked up."""
