@@ -273,9 +273,10 @@ PADDED = [
 ]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("style", ["one rope called twice", "recorded probabilities"])
-@pytest.mark.parametrize("hidden", [-math.inf, -1e9])
+@pytest.mark.parametrize(
+    ("side", "style", "hidden"),
+    [("left", "one rope called twice", -math.inf), ("right", "recorded probabilities", -1e9)],
+)
 @pytest.mark.parametrize(("name", "usual", "wrong"), PADDED)
 def test_masks_are_named_beside_padding(
     tmp_path: Path, side: str, style: str, hidden: float, name: str, usual: Bug, wrong: Bug

@@ -292,11 +292,11 @@ class Rotated(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tables_of_a_rotation_in_a_shorter_format_are_named_as_such(dtype):
+def test_tables_of_a_rotation_in_a_shorter_format_are_told_as_rounded(dtype):
     torch.manual_seed(0)
     result = fd.check(reference=Rotated(), candidate=Rotated(dtype), inputs=(torch.randn(2, 64, 16),), load="reference")
     first = result.first_drift
-    assert (first.site.name, first.site.port, first.cause.label) == ("tables", "out.0", "rope-precision")
+    assert (first.site.name, first.site.port, first.cause.label) == ("tables", "out.0", "dtype-rounding")
 
 
 class Store:

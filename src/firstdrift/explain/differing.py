@@ -14,7 +14,7 @@ from ..program.reruns import Rerun
 from .around import Around, Change, base, hidden, number
 from .changes.numbers import Constant, constants, plainly, table_change
 from .changes.several import told
-from .naming import CHANGED, kind_label, setting_label, source_label
+from .naming import CHANGED, additional_label, kind_label, setting_label, source_label
 from .narrowing import Lined, Narrow, telling_call
 
 MOST_NUMBERS = 64  # of a table that is told
@@ -89,7 +89,8 @@ def _sources(lined: Lined, around: Around, theirs: Around) -> Iterator[Change]:
             )
             return
     said = f"{call_told(around.rerun, theirs, args)} instead of {call_told(around.rerun, around, around.call.args)}"
-    label = CHANGED if same else kind_label(around.op, theirs.op)
+    more = around.result in _refs(args, kwargs)  # the candidate's call works on what the reference's gives
+    label = CHANGED if same else additional_label(theirs.op, around) if more else kind_label(around.op, theirs.op)
     yield Change(
         f"call {base(theirs.call)}",
         label,

@@ -288,6 +288,8 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
         said = f"{mine}: the candidate has one call more, {call_told(lined.theirs, one.number)} ({where})"
     else:
         now, before = call_told(lined.theirs, theirs), call_told(lined.ours, ours)
+        if now == before:
+            return None  # what they read differs in a way that nobody could tell
         said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
     calls = {"reference_call": base(lined.ours.calls[ours]), "call": base(lined.theirs.calls[theirs])}
     return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)

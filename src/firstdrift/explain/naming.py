@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..program.calls import Ref
+from ..program.calls import Call, Ref, reads
 from .around import ATTENTION, JOINS, MOVES, SOFTMAX, Around, base, is_mask
 
 CHANGED = "changed-call"
@@ -21,6 +21,7 @@ NORMALISE = frozenset({"normalize", "layer_norm", "rms_norm", "group_norm", "ins
 POOLS = frozenset({"max_pool2d_with_indices", "avg_pool2d", "avg_pool1d", "max_pool1d", "_adaptive_avg_pool2d"})
 LOOKED_UP = frozenset({"index", "gather", "index_select", "index_put", "scatter", "nll_loss_forward"})
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "tril", "triu"})
+PROJECTIONS = frozenset({"convolution", "mm", "addmm", "bmm"})
 RECURRENT = frozenset({"tanh", "sigmoid"})
 
 # Settings whose name says what it is called if they are others.
@@ -38,7 +39,9 @@ SETTINGS: Mapping[str, str] = {
 def setting_label(around: Around, name: str) -> str:
     """What it is called if a setting that is no operand is another one."""
     if name in ("alpha", "beta") and around.op not in ("elu", "softplus", "celu"):
-        return "scale"
+        if len(around.tensors) < 2:
+            return added_label(around, 0.0)
+        return scaled_label(around, around.tensors[-1])
     if name in ("dim", "dims"):
         return axes_label(around)
     if name == "diagonal":
@@ -51,6 +54,8 @@ def setting_label(around: Around, name: str) -> str:
         return clamp_label(around)
     if name == "value" and "pad" in around.op:
         return "padding"
+    if name == "other" and around.op in COMPARED:
+        return position_label(around, abs(float(around.settings[name].value or 0)) > 1)
     if name in ("value", "fill_value", "exponent"):
         return CHANGED
     return SETTINGS.get(name, CHANGED)
@@ -146,9 +151,22 @@ def left_out_label(around: Around, at: int, ref: Ref, other: Ref | None) -> str:
     maker = around.rerun.calls.get(ref.node)
     if maker is not None and maker.op.split(".")[1] == "mean" and at == 1:
         return "rms-vs-layernorm"
-    if other is not None and around.depends(other, ref) and not around.of_scores:
+    if around.is_parameter(ref):
+        return "missing-term"
+    if other is not None and not around.of_scores and (around.depends(other, ref) or _is_shortcut(around, ref, other)):
         return "missing-residual"
     return "missing-term"
+
+
+def _is_shortcut(around: Around, ref: Ref, other: Ref) -> bool:
+    """Whether a term is a projection of what the other term was made of by more than one."""
+    maker = around.rerun.step.nodes[ref.node]
+    if not isinstance(maker, Call) or base(maker) not in PROJECTIONS or not (read := reads(maker)):
+        return False
+    source = read[1] if base(maker) == "addmm" else read[0]
+    first = around.rerun.step.nodes[other.node]
+    direct = isinstance(first, Call) and base(first) in PROJECTIONS and source in reads(first)
+    return not direct and around.depends(other, source)
 
 
 def scaled_label(around: Around, ref: Ref) -> str:
@@ -177,7 +195,7 @@ def skipped_label(around: Around) -> str:
         if CHOOSING & around.before and "sum" in around.before and around.op == "div":
             return "router-renorm"
         return factor_label(around)
-    return "skipped-op"
+    return "gate-formula" if is_cell(around) else "skipped-op"
 
 
 def axes_label(around: Around) -> str:
@@ -192,6 +210,8 @@ def mask_label(around: Around) -> str:
     """What it is called if a condition holds everywhere or nowhere."""
     if ATTENTION & around.after:
         return "mask-missing"
+    if around.in_tables and any(around.rerun.kind(ref) == "f" for ref in around.tensors):
+        return table_of_angles(around, "rope-scaling")  # it is frequencies that are compared or chosen
     if around.in_tables or "embedding" in around.after:
         return "position-shift"
     return "skipped-op"
@@ -292,6 +312,7 @@ PADS = frozenset({
 LOSSES = frozenset({"nll_loss_forward", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"})
 KINDS: tuple[tuple[frozenset[str], str], ...] = (
     (POOLS | {"mean", "amax", "max", "adaptive_max_pool2d", "_adaptive_avg_pool2d"}, "pool-mode"),
+    (frozenset({"select", "mean"}), "pool-mode"), (frozenset({"relu", "clamp", "clamp_max"}), "clamp"),
     (ACTIVATIONS, "activation-variant"), (RESIZES, "interpolation"), (PADS, "padding"), (NORMS, "norm-axis"),
     (frozenset({"floor", "ceil", "round", "trunc"}), "rounding-mode"), (LOSSES, "loss-formula"),
 )  # fmt: skip
@@ -326,6 +347,20 @@ ADDED: Mapping[str, str] = {
     "clamp": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "hardtanh": "clamp", "tanh": "softcap",
     "native_dropout": "dropout-active", "bernoulli": "dropout-active", "neg": "scale",
 }  # fmt: skip
+
+
+IN_BACKWARD: Mapping[str, str] = {CHANGED: "gradient-formula", "offset": "gradient-formula"}
+
+
+def phase_label(label: str, phase: str) -> str:
+    """What a change is called where it is one of a loss or of a backward pass."""
+    if label == CHANGED and phase in ("loss", "lossgrad"):
+        return "loss-formula" if phase == "loss" else "gradient-formula"
+    if phase == "grad" and label == "missing-term":
+        return "tied-gradient"  # of a parameter's gradient the terms are its uses
+    if phase == "agrad" and label in ("missing-term", "missing-residual"):
+        return "gradient-missing"  # of an activation's, its readers
+    return IN_BACKWARD.get(label, label) if phase in ("agrad", "grad") else label
 
 
 def additional_label(op: str, around: Around) -> str:

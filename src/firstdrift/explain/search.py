@@ -32,24 +32,45 @@ def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool 
 
     Unless it is to be `thorough`, only the first.
     """
-    for stage in (_simple, _read, _numbers, _extra, _formats, _tables) if thorough else (_simple,):
+    for stage in (
+        (_gates, _masks, _simple, _read, _numbers, _extra, _formats, _tables) if thorough else (_gates, _simple)
+    ):
         found = list(stage(trial, arounds))
         if found or trial.late:
             return found
     return []
 
 
-def _simple(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
-    """One call made otherwise; calls of one operation made otherwise alike, all of them or two."""
-    alike: dict[tuple[str, str], dict[int, Change]] = {}
-    for around in arounds:
-        for change in rewrites(around):
-            alike.setdefault((around.op, change.kind), {})[around.number] = change
+def _gates(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Blocks of a recurrent layer's weights in another order: few ways, of a loop of many calls."""
+    chosen = {one.number for one in arounds}
+    for change in several.blocks(trial.rerun):
+        if chosen & set(change.edit):
             yield from _tried(trial, change)
-    for group in alike.values():
-        pairs = combinations(group, 2) if 2 < len(group) <= MOST_TOGETHER else ()
-        for numbers in chain([tuple(group)] if len(group) > 1 else [], pairs):
-            yield from _tried(trial, together([group[number] for number in numbers]))
+
+
+def _simple(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """One call made otherwise; calls of one operation made otherwise alike: all, all in one place of a loop, or two."""
+    changes = [(around, change) for around in arounds for change in rewrites(around)]
+    groups = _alike(changes)
+    loops = [tried for group in groups if len(group) > MOST_TOGETHER for tried in _tried(trial, together(group))]
+    yield from loops
+    for _, change in changes if not loops else ():
+        yield from _tried(trial, change)
+    for group in groups if not loops else ():
+        if 1 < len(group) <= MOST_TOGETHER:
+            for some in chain([group], combinations(group, 2) if len(group) > 2 else ()):
+                yield from _tried(trial, together(some))
+
+
+def _alike(changes: Sequence[tuple[Around, Change]]) -> list[list[Change]]:
+    """Changes of one kind, of all calls of an operation, and of those among the same neighbours."""
+    found: dict[tuple[object, ...], dict[int, Change]] = {}
+    for around, change in changes:
+        key = around.op, change.kind
+        for one in (key, (*key, around.following, around.preceding)):
+            found.setdefault(one, {})[around.number] = change
+    return [list(group.values()) for group in {(key[1], *group): group for key, group in found.items()}.values()]
 
 
 def rewrites(around: Around) -> Iterator[Change]:
@@ -89,6 +110,13 @@ def _tried(trial: Trial, change: Change) -> Iterator[Tried]:
     found = trial.tried(change)
     if found is not None:
         yield found
+
+
+def _masks(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Masks that the reference has not, read off from what was found."""
+    for around in arounds:
+        for change in masks.added(around, trial.found):
+            yield from _tried(trial, change)
 
 
 def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:

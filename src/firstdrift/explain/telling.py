@@ -11,12 +11,9 @@ from ..causes.evidence import Evidence
 from ..causes.labels import LABELS
 from ..compare.result import Cause
 from .engine import Answer
-from .naming import CHANGED
+from .naming import CHANGED, phase_label
 
 TELLING = 16  # elements that differ, from which on a change is told from chance
-OF_PHASE = {
-    "loss": "loss-formula", "lossgrad": "gradient-formula", "agrad": "gradient-formula", "grad": "gradient-formula",
-}  # fmt: skip
 LONG = 10.0  # bits, from which on a change without a name is less sure
 SURE, LIKELY, ONE_OF_SOME = 0.97, 0.7, 0.5
 
@@ -26,7 +23,7 @@ def cause_of(answer: Answer, evidence: Evidence) -> Cause:
     sentence = answer.sentence
     if answer.rivals:
         sentence += f" (it may as well be called {' or '.join(answer.rivals[:2])})"
-    label = answer.label if answer.label != CHANGED else OF_PHASE.get(evidence.site.phase, CHANGED)
+    label = phase_label(answer.label, evidence.site.phase)
     rival = answer.rivals[0] if answer.rivals else None
     confidence, confirm = _confidence(answer, evidence), LABELS[label].confirm
     return Cause(label, sentence, confidence, confirm, answer.parameters, rival)

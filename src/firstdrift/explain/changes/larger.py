@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice, product
+from math import prod
 
 from ...program.calls import Call, Ref
 from ...program.edits import local, made_by
 from ..around import Around, Change
-from ..naming import NORMS, axes_label
+from ..naming import NORMS, ROOTS, axes_label
 
 MOST_PADS = 64  # ways to divide padding between two ends
 REDUCTIONS: Mapping[str, str] = {
@@ -81,6 +82,10 @@ def norms(around: Around) -> Iterator[Change]:
             said = f"the last axis is normalised in {groups} groups"
             edit = around.instead(*calls, results=(local(len(calls) - 1),))
             yield Change(f"groups {groups}", "norm-axis", said, edit, 6.0, parameters={"groups": groups})
+        yield from _by_hand(around, x, tuple(shape), tuple(range(len(shape) - len(around.call.args[1]), len(shape))),
+                            (weight, bias), eps)  # fmt: skip
+    if around.op == "native_group_norm":
+        yield from _grouped(around, x)
     if around.op in ("native_batch_norm", "_native_batch_norm_legit_no_training"):
         args = around.call.args
         training = around.op == "native_batch_norm" and bool(args[5])
@@ -89,6 +94,80 @@ def norms(around: Around) -> Iterator[Change]:
         )
         said = "running statistics in training" if training else "batch statistics in eval"
         yield Change("mode", "batchnorm-mode", said, edit, 3.0)
+
+
+def centred(around: Around) -> Iterator[Change]:
+    """What a root mean square is taken of has its mean subtracted."""
+    squared = {"pow", "square", "mul"} & around.following and "mean" in around.after
+    if around.kind == "f" and len(around.shape) > 1 and squared and ROOTS & around.after:
+        mean = made_by("mean.dim", local(0), (-1,), True)
+        edit = around.instead(around.call, mean, made_by("sub.Tensor", local(0), local(1)))
+        said = f"what {around.written} gives has its mean over the last axis subtracted"
+        yield Change("centred", "rms-vs-layernorm", said, edit, 5.0)
+
+
+def _grouped(around: Around, x: Ref) -> Iterator[Change]:
+    """Groups of neighbours, or of channels that are as far apart as there are groups."""
+    shape = around.rerun.shape(x)
+    _, weight, bias, _, channels, _, groups, eps = around.call.args
+    assert isinstance(channels, int)
+    assert isinstance(groups, int)
+    one = (1, -1, *(1,) * (len(shape) - 2))
+    gains = tuple(None if ref is None else made_by("reshape.default", ref, one) for ref in (weight, bias))
+    rest, size = shape[2:], channels // groups
+    near, far = (shape[0], groups, size, *rest), (shape[0], size, groups, *rest)
+    spatial = tuple(range(3, len(near)))
+    yield from _by_hand(around, x, near, (2, *spatial), gains, eps)
+    if 1 < groups < channels:
+        said = f"channel i belongs to group i mod {groups} instead of to its neighbours'"
+        edit = around.instead(*_normed(x, far, (1, *spatial), shape, gains, eps, "norm"))
+        yield Change("interleaved groups", "norm-axis", said, edit, 4.0, parameters={"groups": groups})
+
+
+WAYS = (
+    ("rms", "rms-vs-layernorm", "the mean is not subtracted"),
+    ("outside", "norm-eps-placement", "eps is added to the root instead of under it"),
+    ("unbiased", "batchnorm-unbiased", "the variance is divided by one less than there are"),
+)
+
+
+def _by_hand(
+    around: Around, x: Ref, parts: tuple[int, ...], axes: tuple[int, ...], gains: tuple[object, ...], eps: object
+) -> Iterator[Change]:  # fmt: skip
+    """A norm by its formula, made otherwise in one step."""
+    shape = tuple(around.rerun.shape(x))
+    for way, label, said in WAYS:
+        yield Change(way, label, said, around.instead(*_normed(x, parts, axes, shape, gains, eps, way)), 4.0)
+
+
+def _normed(
+    x: Ref, parts: tuple[int, ...], axes: tuple[int, ...], shape: tuple[int, ...], gains: tuple[object, ...],
+    eps: object, way: str,
+) -> list[Call]:  # fmt: skip
+    """The calls of a norm over some axes of a tensor seen in parts, with its gains."""
+    calls = [made_by("reshape.default", x, parts)]
+
+    def add(op: str, *args: object) -> Ref:
+        calls.append(made_by(op, *args))
+        return local(len(calls) - 1)
+
+    seen = local(0)
+    seen = seen if way == "rms" else add("sub.Tensor", seen, add("mean.dim", seen, axes, True))
+    square = add("mul.Tensor", seen, seen)
+    count = prod(parts[axis] for axis in axes)
+    variance = add("mean.dim", square, axes, True)
+    variance = add("mul.Tensor", variance, count / (count - 1)) if way == "unbiased" and count > 1 else variance
+    if way == "outside":
+        root = add("add.Tensor", add("sqrt.default", variance), eps)
+    else:
+        root = add("sqrt.default", add("add.Tensor", variance, eps))
+    made = add("reshape.default", add("div.Tensor", seen, root), shape)
+    for op, gain in zip(("mul.Tensor", "add.Tensor"), gains, strict=True):
+        if isinstance(gain, Call):
+            calls.append(gain)
+            gain = local(len(calls) - 1)
+        made = made if gain is None else add(op, made, gain)
+    return calls
 
 
 def kernels(around: Around) -> Iterator[Change]:
@@ -247,4 +326,4 @@ def losses(around: Around) -> Iterator[Change]:
         yield Change("unweighted", "loss-formula", "the weights of classes are not used", edit, 3.0)
 
 
-TABLE = (reductions, norms, kernels, pads, resizes, pools, losses)
+TABLE = (reductions, norms, centred, kernels, pads, resizes, pools, losses)

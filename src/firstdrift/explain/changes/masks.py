@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ...program.calls import Call, Ref
 from ...program.edits import local, made_by
-from ..around import MOVES, Around, Change, number
+from ...traces import Array
+from ..around import ATTENTION, LOW, MOVES, Around, Change, number
 from ..naming import CHANGED, CHOOSING, mask_label
 
 FILLS = (0.0, -1.0, 1.0, -1e4, -1e9, float("-inf"))
@@ -89,6 +92,35 @@ def kinds_of_scores(around: Around) -> Iterator[Change]:
     results = (local(2), *(local(0, at) for at in range(1, len(around.call.results))))
     said = f"what {around.written} gives is made to sum to one"
     yield Change("renormalised", "router-renorm", said, around.instead(*calls, results=results), 4.0)
+
+
+def added(around: Around, found: Array) -> Iterator[Change]:
+    """A mask that the reference has not: where what was found is hidden, if that is the future, or some keys."""
+    if around.shape != found.shape or found.ndim < 3 or around.kind != "f":
+        return
+    own = around.array(around.result)
+    if around.op in ATTENTION and around.op.endswith("softmax"):
+        hides, x = (found == 0) & (own != 0), around.tensors[0]
+        edit = around.reading(x, local(0), made_by("masked_fill.Scalar", x, hides, {"float": "-inf"}))
+    elif around.result == around.rerun.target:
+        hides = (np.asarray(found, np.float64) <= LOW) & (np.asarray(own, np.float64) > LOW)
+        edit = around.then("masked_fill.Scalar", hides, {"float": "-inf"})
+    else:
+        return
+    what = _hidden_part(hides)
+    if what:
+        said = f"what {around.written} works on is masked, which hides {what}"
+        yield Change("added mask", "mask-missing", said, edit, 4.0, parameters={"hides": what})
+
+
+def _hidden_part(hides: Array) -> str:
+    """What a mask hides in words; nothing of one without such a form."""
+    if not hides.any() or hides.all():
+        return ""
+    future = np.triu(np.ones(hides.shape[-2:], bool), 1)
+    if (hides == future).all():
+        return "what comes after a query"
+    return "the same keys from every query" if (hides == hides[..., :1, :]).all() else ""
 
 
 TABLE = (conditions, fills, casts_of_masks, kinds_of_scores)

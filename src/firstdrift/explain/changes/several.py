@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
 from math import log2
 
 import numpy as np
@@ -10,10 +11,13 @@ import numpy as np
 from ...program.calls import Call, Ref
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
-from ..around import MOVES, Around, Change, base, place_of
-from ..naming import CHANGED, interleave_label, mask_label, order_label, source_label
+from ...traces import Array
+from ..around import MOVES, Around, Change, base, place_of, replaced
+from ..naming import CHANGED, LOSSES, RECURRENT, ROOTS, interleave_label, mask_label, order_label, source_label
 
 PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
+FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
+GATES = (3, 4)  # blocks of a recurrent layer's weights
 MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
 SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
 WRITTEN = MOVES | {"flatten", "unflatten", "contiguous", "repeat", "view_as", "expand_as", "getitem", "rearrange"}
@@ -29,6 +33,12 @@ def orders(around: Around) -> Iterator[Change]:
     alone = len(around.rerun.readers[first]) == 1 and len(before.call.results) == 1
     if not alone or not before.tensors or {around.op, before.op} <= MOVES or before.op == around.op:
         return
+    if around.op == "rsqrt" and before.op == "add":
+        root = made_by("sqrt.default", before.call.args[0])
+        edit = around.instead(root, made_by("add.Tensor", local(0), *before.call.args[1:]),
+                              made_by("reciprocal.default", local(1)))  # fmt: skip
+        said = "what is added under the root is added to the root"
+        yield Change("root", order_label(around, before.op), said, edit, 4.0)
     source = before.call.args[0]
     if not isinstance(source, Ref) or around.rerun.shape(source) != around.rerun.shape(first):
         return
@@ -63,6 +73,10 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
     if are_positions(rerun, ref):
         counted = made_by("arange.default", shape[-1]), made_by("expand.default", local(0), shape)
         yield "counted", "position-shift", f"is taken to be 0 to {shape[-1] - 1} in every row", counted
+    if rerun.kind(ref) == "f" and len(shape) >= 2 and not own and ROOTS & reader.after:
+        mean = made_by("mean.dim", ref, (-1,), True)
+        yield ("centred", "rms-vs-layernorm", "has its mean over the last axis subtracted",
+               (mean, made_by("sub.Tensor", ref, local(0))))  # fmt: skip
     if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1:
         yield "transposed", "transpose", "is transposed", (made_by("transpose.int", ref, -1, -2),)
     if len(shape) >= 2 and shape[0] == shape[1] and shape[0] > 1 and len(shape) > 2:
@@ -70,6 +84,7 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
     for axis in range(len(shape)):
         if shape[axis] > 1 and rerun.kind(ref) != "b":
             label = "position-shift" if own and axis == 0 else "index-shift"
+            label = "label-shift" if LOSSES & (reader.after | {reader.op}) else label
             for by in (1, -1):
                 yield (
                     f"rolled {axis} {by}",
@@ -77,7 +92,12 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
                     f"is rolled by {by} along axis {axis}",
                     (made_by("roll.default", ref, (by,), (axis,)),),
                 )
-            yield f"flipped {axis}", CHANGED, f"is reversed along axis {axis}", (made_by("flip.default", ref, (axis,)),)
+            yield (
+                f"flipped {axis}",
+                "permutation",
+                f"is reversed along axis {axis}",
+                (made_by("flip.default", ref, (axis,)),),
+            )
         if shape[axis] > 2 and shape[axis] % 2 == 0:
             half = shape[axis] // 2
             yield (f"halves {axis}", "swapped-halves", f"has its halves exchanged along axis {axis}",
@@ -112,6 +132,40 @@ def _name(rerun: Rerun, ref: Ref) -> str:
         leaf = rerun.leaves.get(ref)
         return (leaf.name if leaf is not None and leaf.name else None) or "a table"
     return ".".join(part for part in (site.name, site.port) if part)
+
+
+def blocks(rerun: Rerun) -> Iterator[Change]:
+    """The gates of a recurrent layer lie in another order, in all of its weights alike."""
+    ops = {base(call) for call in rerun.calls.values()}
+    if not (ops & FUSED_CELLS or ops >= RECURRENT):
+        return
+    for count, size in ((one, size) for one in GATES for size in _heights(rerun, one)):
+        weights = [ref for ref in rerun.given if _is_weight(rerun, ref) and rerun.shape(ref)[:1] == (size,)]
+        readers = dict.fromkeys(number for ref in weights for number in rerun.readers[ref])
+        for order in islice(permutations(range(count)), 1, None):
+            taken = np.array([one * (size // count) + at for one in order for at in range(size // count)])
+            edit = {number: _reading_rows(Around(rerun, number), weights, taken) for number in readers}
+            said = f"the {count} blocks of the gates are read in the order {order}"
+            yield Change(f"gates {order}", "gate-order", said, edit, 6.0, parameters={"order": list(order)})
+
+
+def _reading_rows(around: Around, refs: Sequence[Ref], rows: Array) -> Fragment:
+    """A call that reads the rows of some values in another order."""
+    calls: list[Call] = []
+    args, kwargs = around.call.args, dict(around.call.kwargs)
+    for ref in (one for one in refs if one in around.tensors):
+        args, kwargs = replaced(args, ref, local(len(calls))), replaced(kwargs, ref, local(len(calls)))
+        calls.append(made_by("index_select.default", ref, 0, rows))
+    return Fragment((*calls, Call(around.call.op, args, kwargs, ())))
+
+
+def _heights(rerun: Rerun, count: int) -> list[int]:
+    sizes = [rerun.shape(ref)[0] for ref in rerun.given if _is_weight(rerun, ref) and len(rerun.shape(ref)) == 2]
+    return [size for size in dict.fromkeys(sizes) if size % count == 0]
+
+
+def _is_weight(rerun: Rerun, ref: Ref) -> bool:
+    return rerun.given[ref].phase == "weight" and 1 <= len(rerun.shape(ref)) <= 2
 
 
 def sources(around: Around) -> Iterator[Change]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import one_layer_lstm
 
 from .not_replayable import NotReplayableError
 
@@ -164,11 +165,9 @@ def _one_layer(named: Named) -> Callable[..., Opened]:
 
     def forward(data: Any, *rest: Any) -> Opened:
         *weights, hx, cx = rest
-        data = data.flip(0) if named["reverse"] else data
-        state = [one.reshape(1, -1, named["hidden_size"]) for one in (hx, cx)]
+        state = [one.reshape(-1, named["hidden_size"]) for one in (hx, cx)]
         weights = weights if named["has_biases"] else weights[:2]
-        out, hy, cy = aten.lstm.input(data, state, weights, named["has_biases"], 1, 0.0, False, False, False)
-        out = out.flip(0) if named["reverse"] else out
+        out, (hy, cy) = one_layer_lstm(data, state, weights, named["has_biases"], named["reverse"])
         return out, hy.reshape(hx.shape), cy.reshape(cx.shape)
 
     return forward
