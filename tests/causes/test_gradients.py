@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from firstdrift.causes import clipping as clips
 from firstdrift.causes import gradients
 from firstdrift.causes.evidence import Evidence, Nowhere
 from firstdrift.causes.hypotheses import explain
 from firstdrift.sites import Site
 
-TABLE = (*gradients.HYPOTHESES, *clips.HYPOTHESES)
+TABLE = gradients.HYPOTHESES
 
 torch.manual_seed(0)
 

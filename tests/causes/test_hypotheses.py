@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from blame import FLOAT32, SITE, Run, blurred, cause, drift, numbers
 
-from firstdrift.causes import elementwise, fed, hypotheses, integrity, wiring
+from firstdrift.causes import by_definition, elementwise, hypotheses, integrity, wiring
 from firstdrift.causes.hypotheses import Finding, explain, relative
 from firstdrift.causes.labels import LABELS
 from firstdrift.causes.layout import layouts, permutations
@@ -150,7 +150,7 @@ def test_the_numbers_survive_being_looked_at():
 ANY_OPERATION = tuple(
     hypothesis
     for family in (
-        fed, integrity, wiring, elementwise, layouts, permutations, rounding, quantisation,
+        by_definition, integrity, wiring, elementwise, layouts, permutations, rounding, quantisation,
     )
     for hypothesis in family.HYPOTHESES
 )  # fmt: skip

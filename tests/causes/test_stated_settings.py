@@ -2,8 +2,7 @@
 
 import pytest
 
-from firstdrift.causes.labels import LABELS
-from firstdrift.causes.stated_settings import _LABELS, NONE_FITS, label_of
+from firstdrift.causes.labels import _LABELS, LABELS, NONE_FITS, label_of
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_a_mask_that_the_reference_has_not_is_named_with_what_it_hides(way, hide
         ("missing-term", "grad", "tied-gradient"),
         ("missing-term", "agrad", "gradient-missing"),
         ("missing-term", "weight_after", "missing-term"),
-        ("scale", "grad", "scale"),
+        ("scale", "grad", "gradient-formula"),
+        ("norm-eps", "weight_after", "optimizer-eps"),
     ],
 )
 def test_a_change_is_named_after_the_pass_that_it_is_in(label, phase, named):

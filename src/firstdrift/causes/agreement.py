@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +69,3 @@ def rounded(value: float, tolerance: float) -> float:
         if value and abs(short / value - 1) <= tolerance:
             return short
     return value
-
-
-def solve(predict: Callable[[float], Floats], wanted: Floats, starts: Sequence[float]) -> float:
-    """The number for which a prediction comes closest, by Gauss-Newton steps from the best of some starts."""
-
-    def error(value: float) -> float:
-        missed = float(np.linalg.norm(predict(value) - wanted))
-        return missed if np.isfinite(missed) else float("inf")
-
-    best = min(starts, key=error)
-    for _ in range(12):
-        nudge = 1e-4 * abs(best) or 1e-6
-        slope = (predict(best + nudge) - predict(best - nudge)) / (2 * nudge)
-        square = float(np.sum(slope * slope))
-        if not np.isfinite(square) or square == 0:
-            break
-        step = float(np.sum(slope * (wanted - predict(best)))) / square
-        better = [best + step * part for part in (1.0, 0.25, 0.05) if error(best + step * part) < error(best)]
-        if not better:
-            break
-        best = better[0]
-    return best

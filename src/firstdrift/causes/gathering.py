@@ -18,7 +18,6 @@ from ..traces import Array, Trace
 from .agreement import distance
 from .evidence import Evidence
 from .fills import load_without_fills, without_fills
-from .scores import scores
 
 Tensors = dict[str, Array]
 
@@ -234,8 +233,6 @@ def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:
     """What a tensor was computed from, on both sides."""
     ours: Tensors = {}
     theirs: Tensors = {}
-    if site.phase in ("loss", "lossgrad") and (read := scores(site, runs)) is not None:
-        ours["logits"], theirs["logits"] = read
     for key, other in _sources(site, runs):
         both = runs.both(other)
         if both is not None:

@@ -1,4 +1,4 @@
-"""What many gradients have in common: all are scaled, none arrives, those of the step before were kept."""
+"""What many gradients have in common: all are scaled or clipped, none arrives, those of the step before were kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..sites import Site
-from .agreement import agree, distance, factor, floats, limit, rounded, snapped
+from ..traces import Array
+from .agreement import agree, distance, factor, floats, limit, rounded, snapped, telling
 from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis
 
@@ -121,4 +122,160 @@ def _reason(evidence: Evidence, times: float) -> str:
     return ""
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (nothing_flows, one_factor, not_zeroed)
+MOST_READ = 100_000_000  # elements of gradients that are read for a global norm
+ROUND = 90  # numbers of two digits in a decade, of which a limit is one
+UNCLIPPED = 1e-6
+CLIPPED_BY = 1e-5  # a norm plus this is what gradients are divided by, so that much less remains
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side's gradients: the factor from raw to seen and the norm of what is seen, by parameter."""
+
+    factors: tuple[float, ...]
+    norms: tuple[float, ...]
+    straight: bool  # whether what is seen is the raw gradient by a factor, everywhere
+
+    @property
+    def norm(self) -> float:
+        """The norm of all gradients together."""
+        return float(np.linalg.norm(self.norms))
+
+    @property
+    def together(self) -> bool:
+        """Whether all parameters have one factor."""
+        return self.straight and np.ptp(self.factors) <= 1e-3 * abs(np.mean(self.factors))
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was clipped."""
+        return self.together and abs(self.factors[0] - 1) <= UNCLIPPED
+
+
+def clipped(evidence: Evidence) -> Iterator[Finding]:
+    """Clipping to another norm, of single tensors, by value, or not at all."""
+    sides = _sides(evidence)
+    if sides is None or evidence.site.phase != "grad_scaled":
+        return
+    ours, theirs = sides
+    raw = evidence.around.candidate(evidence.site._replace(phase="grad"))
+    if raw is None or raw.shape != evidence.found.shape:
+        return
+    gradient = floats(raw)
+    if not ours.untouched and ours.together and theirs.untouched:
+        if ours.factors[0] >= 1 or not _written(evidence, ours.norm):
+            return  # a factor, and no clipping
+        sentence = f"the gradients are not clipped; the reference clips their norm to {rounded(ours.norm, 1e-3):.6g}"
+        yield Finding("clip-norm", sentence, gradient, 0, {"max_norm": None, "reference_max_norm": ours.norm})
+        return
+    if not ours.together:
+        return
+    reference = "does not clip" if ours.untouched else f"clips to {rounded(ours.norm, 1e-3):.6g}"
+    if theirs.together:
+        yield from _other_norm(evidence, ours, theirs, reference)
+    elif theirs.straight:
+        most = max(theirs.norms)
+        held = [norm for norm, times in zip(theirs.norms, theirs.factors, strict=True) if times < 1 - UNCLIPPED]
+        if held and np.ptp(held) <= 1e-3 * most:
+            own = float(np.linalg.norm(gradient))
+            sentence = f"the norm of every gradient is clipped to {most:.6g} by itself; the reference {reference}"
+            predicted = gradient * min(1.0, most / own) if own else gradient
+            yield Finding("clip-norm", sentence, predicted, 0, {"max_norm": most, "per": "tensor"})
+    else:
+        most = float(np.abs(evidence.found).max())
+        sentence = f"the gradients are clipped by value, to {most:.6g}; the reference {reference}"
+        yield Finding("clip-norm", sentence, np.clip(gradient, -most, most), 1, {"max_value": most})
+
+
+def _other_norm(evidence: Evidence, ours: _Side, theirs: _Side, reference: str) -> Iterator[Finding]:
+    """One factor for all: clipping, where the norm that it leaves is a number somebody would write."""
+    norm, times = theirs.norm, theirs.factors[0] / ours.factors[0]
+    if theirs.factors[0] >= 1:
+        return
+    if not _written(evidence, norm):
+        scale = power_of_two(1 / times, max(limit(evidence), CLIPPED_BY))
+        if scale is not None and ours.factors[0] < 1 and _written(evidence, ours.norm):
+            sentence = f"the reference {reference}, the candidate's norm is {times:.6g} times that: as when gradients"
+            sentence += f" are clipped while they still are multiplied by {scale:g}"
+            said = {"loss_scale": scale, "reference_max_norm": ours.norm}
+            yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, said)
+        return
+    written, two_digits = rounded(norm, max(limit(evidence), CLIPPED_BY)), float(f"{norm:.2g}")
+    sentence = f"the norm of all gradients is clipped to {written:.6g}; the reference {reference}"
+    parameters = {"max_norm": two_digits, "reference_max_norm": None if ours.untouched else ours.norm}
+    yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, parameters)
+
+
+def power_of_two(value: float, tolerance: float) -> float | None:
+    """The power of two above one that a number is, as the scales of losses are."""
+    power = round(float(np.log2(value))) if value > 0 else 0
+    return 2.0**power if power > 0 and abs(value / 2.0**power - 1) <= tolerance else None
+
+
+def _written(evidence: Evidence, norm: float) -> bool:
+    """Whether a norm is a number of two digits, as somebody would write it, and not by chance."""
+    return abs(float(f"{norm:.2g}") / norm - 1) <= max(limit(evidence), CLIPPED_BY) and telling(evidence, ROUND)
+
+
+def not_reduced(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient of one rank where the reference has that of all of them."""
+    if evidence.site.phase != "grad_scaled":
+        return
+    site = evidence.site._replace(phase="grad")
+    ours, theirs = evidence.around.reference(site), evidence.around.candidate(site)
+    if ours is None or theirs is None or ours.shape != evidence.expected.shape or theirs.shape != ours.shape:
+        return
+    alike = agree(evidence, ours, theirs) and agree(evidence, theirs, evidence.found)
+    if alike and not _straight(ours, evidence.expected):
+        sentence = "the optimizer sees this rank's own gradient, where the reference's was reduced over ranks"
+        yield Finding("missing-reduce", sentence, floats(theirs))
+
+
+def _sides(evidence: Evidence) -> tuple[_Side, _Side] | None:
+    """Both sides' gradients before and after, where raw ones agree.
+
+    Gradients that cancel to next to nothing, as those of a bias before a normalisation, differ by their noise and tell
+    nothing.
+    """
+    if evidence.site.phase != "grad_scaled":
+        return None
+    rows: list[list[float]] = []
+    straight = [True, True]
+    read, largest, unclear = 0, 0.0, 0.0  # sizes of a gradient's elements
+    for site in evidence.around.sites("grad_scaled"):
+        if site.step != evidence.site.step:
+            continue
+        raw = site._replace(phase="grad")
+        tensors = [
+            evidence.around.reference(raw), evidence.around.reference(site),
+            evidence.around.candidate(raw), evidence.around.candidate(site),
+        ]  # fmt: skip
+        if any(one is None for one in tensors):
+            continue
+        a, seen_a, b, seen_b = (floats(one) for one in tensors if one is not None)
+        read += a.size
+        if read > MOST_READ:
+            return None
+        size = max(_length(a), _length(b)) / float(np.sqrt(max(a.size, 1)))
+        largest = max(largest, size)
+        if not agree(evidence, a, b):
+            unclear = max(unclear, size)
+        elif np.any(a):
+            rows.append([factor(a, seen_a), _length(seen_a), factor(b, seen_b), _length(seen_b)])
+            straight = [straight[0] and _straight(a, seen_a), straight[1] and _straight(b, seen_b)]
+    if not rows or not unclear <= CANCELLED * largest:
+        return None
+    table = [tuple(column) for column in zip(*rows, strict=True)]
+    return _Side(table[0], table[1], straight[0]), _Side(table[2], table[3], straight[1])
+
+
+def _length(array: Array) -> float:
+    return float(np.linalg.norm(floats(array)))
+
+
+def _straight(raw: Array, seen: Array) -> bool:
+    times = factor(raw, seen)
+    return bool(np.isfinite(times)) and distance(floats(raw) * times, seen) <= 1e-3
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (nothing_flows, one_factor, not_zeroed, clipped, not_reduced)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from . import by_definition, clipping, elementwise, fed, gradients, integrity, wiring
+from . import by_definition, elementwise, gradients, integrity, wiring
 from .hypotheses import Hypothesis
 from .layout import layouts, permutations
 from .precision import quantisation, rounding
-from .weight import weight_copies, weights
+from .weight import weights
 
 # What no change of a program makes is asked before the program: weights, inputs, values that no formula gives, what all
 # gradients have in common, calls.
-# What is said of a pass as such comes first, lest time runs out before it.
 GIVEN: tuple[Hypothesis, ...] = (
-    *by_definition.HYPOTHESES, *weight_copies.HYPOTHESES, *fed.HYPOTHESES, *integrity.HYPOTHESES, *weights.HYPOTHESES,
-    *gradients.HYPOTHESES, *clipping.HYPOTHESES, *wiring.CALLS,
+    *by_definition.INPUTS, *integrity.HYPOTHESES, *weights.HYPOTHESES, *gradients.HYPOTHESES, *wiring.CALLS,
 )  # fmt: skip
 # What the program names better where there is one.
 TABLE: tuple[Hypothesis, ...] = (
-    *GIVEN, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES, *permutations.HYPOTHESES,
-    *rounding.HYPOTHESES, *quantisation.HYPOTHESES,
+    *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES,
+    *permutations.HYPOTHESES, *rounding.HYPOTHESES, *quantisation.HYPOTHESES,
 )  # fmt: skip

@@ -271,6 +271,8 @@ def order_label(around: Around, first: str) -> str:
     """What it is called if two neighbours are exchanged."""
     if {around.op, first} & ROOTS and "add" in (around.op, first):
         return "norm-eps-placement"
+    if {around.op, first} == {"add", "div"} and "sqrt" in around.before and len(around.tensors) == 1:
+        return "norm-eps-placement"
     return "axis-order" if around.op in ("view", "transpose", "permute") else "op-order"
 
 
@@ -349,18 +351,20 @@ ADDED: Mapping[str, str] = {
 }  # fmt: skip
 
 
-IN_BACKWARD: Mapping[str, str] = {CHANGED: "gradient-formula", "offset": "gradient-formula"}
+IN_BACKWARD: Mapping[str, str] = dict.fromkeys((CHANGED, "offset", "scale", "activation-variant"), "gradient-formula")
+IN_STEP: Mapping[str, str] = dict.fromkeys(("norm-eps", "norm-eps-placement"), "optimizer-eps")
 
 
 def phase_label(label: str, phase: str) -> str:
-    """What a change is called where it is one of a loss or of a backward pass."""
+    """What a change is called where it is one of a loss, of a backward pass or of an optimizer's step."""
     if label == CHANGED and phase in ("loss", "lossgrad"):
         return "loss-formula" if phase == "loss" else "gradient-formula"
     if phase == "grad" and label == "missing-term":
         return "tied-gradient"  # of a parameter's gradient the terms are its uses
     if phase == "agrad" and label in ("missing-term", "missing-residual"):
         return "gradient-missing"  # of an activation's, its readers
-    return IN_BACKWARD.get(label, label) if phase in ("agrad", "grad") else label
+    names = IN_BACKWARD if phase in ("agrad", "grad") else IN_STEP if phase in ("optim", "weight_after") else {}
+    return names.get(label, label)
 
 
 def additional_label(op: str, around: Around) -> str:

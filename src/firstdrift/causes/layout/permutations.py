@@ -12,10 +12,9 @@ from ..agreement import floats, limit
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
 from ..regions import heads_of
-from ..roles import role
 from ..screening import LARGE
 from ..slices import Order, Slices, matched, slices
-from .merged_axes import has_heads
+from .layouts import has_heads, role
 
 SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 FEWEST = 16  # numbers that make "the same ones in another order" a statement

@@ -1,17 +1,120 @@
-"""Weights on the grid of an integer format."""
+"""Weights on the grid of an integer format, and quantised weights whose zero point is another."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..agreement import Floats, distance, floats
+from ..agreement import Floats, distance, floats, limit
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
-from . import weight_zero_points
 from .weight_layouts import is_weight
+
+FEWEST = 4  # numbers in a group
+CHANCE = 1e-4  # how likely whole steps may be by accident
+MOST_STEPS = 255  # a zero point of eight bits
+ON_GRID, AT_MOST = 1e-2, 0.2  # of a step: what float32 leaves, and what any rounding of weights may leave
+SCREENED, NUMBERS = 64, 256  # groups, and numbers of each, on which steps are sought
+TOLD = 16  # different numbers of steps that are told
+
+
+def other_zero_point(evidence: Evidence) -> Iterator[Finding]:
+    """Weights that differ by one number per tensor, row, column or group of these, which is a whole number of the
+    steps that the reference's weights there are apart."""
+    if not is_weight(evidence) or not np.isfinite(evidence.found).all() or not np.isfinite(evidence.expected).all():
+        return
+    expected, found = floats(evidence.expected), floats(evidence.found)
+    for name, axis, size in _groupings(found - expected, _slack(evidence, expected, found)):
+        ours, theirs = (_lines(one, axis).reshape(-1, size) for one in (expected, found))
+        moved = (theirs - ours).mean(1, keepdims=True)
+        counts = _steps(ours, moved, evidence)
+        if counts is None:
+            continue
+        lines = _lines(expected, axis)
+        predicted = _restored((ours + moved).reshape(lines.shape), axis, expected.shape)
+        several = sorted({int(one) for one in counts if one})
+        shown = ", ".join(map(str, several[:TOLD])) if len(several) <= 4 else f"{several[0]} to {several[-1]}"
+        sentence = f"the zero point is off by {shown} step{'s' if several != [1] else ''} per {name}"
+        steps = several[0] if len(several) == 1 else several[:TOLD]
+        yield Finding("zero-point", sentence, predicted, len(several), {"steps": steps, "per": name})
+        return
+
+
+def _slack(evidence: Evidence, expected: Floats, found: Floats) -> float:
+    """What rounding leaves of a difference that is one number."""
+    largest = float(np.abs(found - expected).max())
+    return max(1e-3 * largest, limit(evidence) * max(float(np.abs(expected).max()), float(np.abs(found).max())))
+
+
+def _groupings(difference: Floats, slack: float) -> Iterator[tuple[str, int | None, int]]:
+    """Ways in which a difference is one number per group: a name, the axis along which groups lie (None: rows as they
+    are stored), and the size of a group."""
+    if float(np.abs(difference).max()) <= 2 * slack:
+        return
+    if float(np.ptp(difference)) <= slack:
+        yield "tensor", None, difference.size
+        return
+    names: list[tuple[str, int | None]] = [("row", None)]
+    names += [("column" if axis == 0 else f"line of axis {axis}", axis) for axis in range(difference.ndim - 1)]
+    for name, axis in names if difference.ndim > 1 else ():
+        lines = _lines(difference, axis)
+        if _group_size(lines[:SCREENED], slack) >= FEWEST and (size := _group_size(lines, slack)) >= FEWEST:
+            yield name if size == lines.shape[1] else f"group of {size} of a {name}", axis, size
+
+
+def _group_size(lines: Floats, slack: float) -> int:
+    """The largest groups of equal size, along lines, within which no line changes."""
+    breaks = np.flatnonzero((np.abs(np.diff(lines, axis=1)) > slack).any(0)) + 1
+    return int(np.gcd.reduce(np.append(breaks, lines.shape[1])))
+
+
+def _lines(array: Floats, axis: int | None) -> Floats:
+    """An array as rows in which groups lie one after the other."""
+    if axis is None:
+        return array.reshape(len(array) if array.ndim > 1 else 1, -1)
+    return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+
+
+def _restored(lines: Floats, axis: int | None, shape: tuple[int, ...]) -> Floats:
+    if axis is None:
+        return lines.reshape(shape)
+    rest = [size for number, size in enumerate(shape) if number != axis]
+    return np.moveaxis(lines.reshape(*rest, shape[axis]), -1, axis)
+
+
+def _steps(ours: Floats, moved: Floats, evidence: Evidence) -> list[int] | None:
+    """By how many steps some groups are moved, where the numbers of each lie whole steps apart; else None.
+
+    The step of a group is the longest of which both the move and all distances within it are whole multiples.
+    """
+    groups = np.unique(np.linspace(0, len(ours) - 1, min(SCREENED, len(ours))).astype(np.intp))
+    some, by = ours[groups, :NUMBERS], moved[groups]
+    apart = np.diff(np.sort(some, 1), axis=1)
+    noise = limit(evidence) * np.abs(some).max(1, keepdims=True)
+    still = np.abs(by) <= np.maximum(2 * noise, 1e-3 * np.abs(moved).max())
+    counts: list[int] = []
+    surprise = 0.0  # the logarithm of how unlikely all this is by accident
+    for gaps, move, rounding, stays in zip(apart, by[:, 0], noise[:, 0], still[:, 0], strict=True):
+        if stays:
+            continue
+        sizes = abs(move) / np.arange(1, MOST_STEPS + 1)
+        whole = gaps[gaps > 2 * rounding + 1e-6 * abs(move)] / sizes[:, None]
+        allowed = np.clip(4 * rounding / sizes, ON_GRID, AT_MOST)
+        steps = np.round(whole)
+        refined = (steps * whole).sum(1) / np.maximum((steps * steps).sum(1), 1)  # the move is rounded as well
+        near = np.abs(refined - 1) <= np.clip(2 * rounding / abs(move), ON_GRID, AT_MOST)
+        off = np.abs(whole / np.where(near, refined, 1.0)[:, None] - steps)
+        fits = np.flatnonzero(near & (off <= allowed[:, None]).all(1))
+        if not len(fits):
+            return None
+        count = int(fits[0]) + 1
+        surprise -= whole.shape[1] * math.log(2 * allowed[fits[0]]) + math.log(count)
+        counts.append(count if move > 0 else -count)
+    return counts if counts and surprise >= -math.log(CHANCE) else None
+
 
 GROUPS = (16, 32, 64, 128, 256)
 LEVELS = {
@@ -125,4 +228,4 @@ def _ungrouped(name: str, groups: Floats, shape: tuple[int, ...]) -> Floats:
     return (groups.T if name == "column" else groups).reshape(shape)
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (quantised, *weight_zero_points.HYPOTHESES)
+HYPOTHESES: tuple[Hypothesis, ...] = (quantised, other_zero_point)

@@ -11,7 +11,7 @@ from ...traces import Array
 from ..agreement import agree, distance, floats
 from ..evidence import Evidence
 from ..hypotheses import Finding, Hypothesis
-from . import weight_grids, weight_layouts, weight_memory, weight_pieces, weight_values
+from . import weight_grids, weight_layouts, weight_values
 from .weight_layouts import SCREEN, is_weight
 
 MOST_READ = 200_000_000  # elements of other weights that are looked at
@@ -117,6 +117,4 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *weight_layouts.HYPOTHESES,
     *weight_values.HYPOTHESES,
     *weight_grids.HYPOTHESES,
-    *weight_memory.HYPOTHESES,
-    *weight_pieces.HYPOTHESES,
 )
