@@ -23,7 +23,8 @@ import realbugs.running
 from driftbench.asking import MODES
 
 import firstdrift.comparison as comparison
-from firstdrift.causes import hypotheses, table
+from firstdrift.explain.relations import hypotheses
+from firstdrift.explain.relations import known as table
 from firstdrift.live.sides import one_thread
 
 PROGRAM, NOBODY = "the program", "nobody"

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from firstdrift.causes.labels import LABELS, link
 from firstdrift.cli.main import cli
+from firstdrift.explain.labels import LABELS, link
 
 
 def run(*arguments, width=100):

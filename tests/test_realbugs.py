@@ -25,7 +25,7 @@ from realbugs.loading import Release  # noqa: E402
 from realbugs.scoring import is_cause, score, totals  # noqa: E402
 from realbugs.verifying import is_what_it_says  # noqa: E402
 
-from firstdrift.causes.labels import LABELS  # noqa: E402
+from firstdrift.explain.labels import LABELS  # noqa: E402
 
 LAYER = """
     import torch

@@ -42,7 +42,7 @@ from .strict_json import Json, encode
 from .traces import Array, Trace, unchanged
 
 if TYPE_CHECKING:
-    from .causes.evidence import Evidence
+    from .explain.evidence import Evidence
     from .judge.replay.replays import Replays
     from .pair.mapping import Mapping
 
@@ -176,7 +176,7 @@ def _without_torch(case: Case, chains: Chains) -> list[str]:
 
 def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None:
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
-    from .causes.gathering import Runs, gather
+    from .explain.gathering import Runs, gather
 
     pairs = {pair.site: pair for pair in compared.alignment.pairs}
     facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
@@ -193,8 +193,8 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
 def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -> Cause:
     """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
     relates the tensor to what was expected."""
-    from .causes.hypotheses import explain
-    from .causes.table import GIVEN, TABLE
+    from .explain.relations.hypotheses import explain
+    from .explain.relations.known import GIVEN, TABLE
 
     given = explain(evidence, GIVEN)
     if given.label != "unknown" and given.confidence >= LIKELY:
@@ -245,7 +245,7 @@ def _usual_limit(result: PairResult, case: Case) -> float:
 
 def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
-    from .causes.gathering import with_replay
+    from .explain.gathering import with_replay
     from .program.interpreter import NotReplayableError
 
     site = pair.reference.site

@@ -279,7 +279,7 @@ def _cause(result: PairResult) -> Cause | None:
 
 def _of_setting(facts: Mapping[str, Any]) -> Cause:
     """A setting that the candidate states otherwise, as a cause."""
-    from .causes.labels import label_of  # a clean comparison names nothing
+    from .explain.labels import label_of
 
     key = str(facts["key"])
     sentence = f"{key} is {facts['candidate']} instead of {facts['reference']}, as the candidate states"

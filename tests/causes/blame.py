@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from firstdrift.causes.evidence import Evidence
-from firstdrift.causes.hypotheses import explain
-from firstdrift.causes.table import TABLE
+from firstdrift.explain.evidence import Evidence
+from firstdrift.explain.relations.hypotheses import explain
+from firstdrift.explain.relations.known import TABLE
 from firstdrift.sites import Site
 
 FLOAT32 = 1e-7

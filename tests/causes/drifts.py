@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from firstdrift.capture.torch.names import attrs_of
-from firstdrift.causes.evidence import Evidence
+from firstdrift.explain.evidence import Evidence
 from firstdrift.sites import Site
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 
-from firstdrift.causes.elementwise import clamp, offset, scale, softcap
-from firstdrift.causes.factors import names_of
-from firstdrift.causes.hypotheses import Finding
+from firstdrift.explain.relations.elementwise import clamp, offset, scale, softcap
+from firstdrift.explain.relations.factors import names_of
+from firstdrift.explain.relations.hypotheses import Finding
 
 X = numbers(4, 16, 64)
 

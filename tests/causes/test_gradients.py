@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from firstdrift.causes import gradients
-from firstdrift.causes.evidence import Evidence, Nowhere
-from firstdrift.causes.hypotheses import explain
+from firstdrift.explain.evidence import Evidence, Nowhere
+from firstdrift.explain.relations import gradients
+from firstdrift.explain.relations.hypotheses import explain
 from firstdrift.sites import Site
 
 TABLE = gradients.HYPOTHESES

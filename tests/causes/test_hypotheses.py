@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 from blame import FLOAT32, SITE, Run, blurred, cause, drift, numbers
 
-from firstdrift.causes import by_definition, elementwise, hypotheses, integrity, wiring
-from firstdrift.causes.hypotheses import Finding, explain, relative
-from firstdrift.causes.labels import LABELS
-from firstdrift.causes.layout import layouts, permutations
-from firstdrift.causes.precision import quantisation, rounding
-from firstdrift.causes.screening import LARGE, part_of
-from firstdrift.causes.table import TABLE
+from firstdrift.explain.labels import LABELS
+from firstdrift.explain.relations import (
+    by_definition,
+    elementwise,
+    hypotheses,
+    integrity,
+    layouts,
+    permutations,
+    wiring,
+)
+from firstdrift.explain.relations import coarser as rounding
+from firstdrift.explain.relations.hypotheses import Finding, explain, relative
+from firstdrift.explain.relations.known import TABLE
+from firstdrift.explain.relations.screening import LARGE, part_of
+from firstdrift.explain.stored import quantisation
 
 X = numbers(8, 16, 32)
 GENERIC = next(label for label, one in LABELS.items() if one.specificity == 0 and label == "scale")
@@ -210,7 +218,7 @@ def test_a_part_shows_the_difference():
 
 def test_what_only_the_whole_shows_is_found_where_a_part_shows_nothing(monkeypatch):
     monkeypatch.setattr(hypotheses, "LARGE", 64)
-    monkeypatch.setattr("firstdrift.causes.screening.LARGE", 64)
+    monkeypatch.setattr("firstdrift.explain.relations.screening.LARGE", 64)
     found = X.copy()
     found[6:] = blurred(X[6:] * 2, 0.0)
     said = cause(
@@ -221,7 +229,7 @@ def test_what_only_the_whole_shows_is_found_where_a_part_shows_nothing(monkeypat
 
 def test_what_a_part_refutes_is_not_tried_on_the_whole_of_what_is_explained(monkeypatch):
     monkeypatch.setattr(hypotheses, "LARGE", 64)
-    monkeypatch.setattr("firstdrift.causes.screening.LARGE", 2 * X[:2].size)
+    monkeypatch.setattr("firstdrift.explain.relations.screening.LARGE", 2 * X[:2].size)
     sizes = []
 
     def silent(evidence):

@@ -6,7 +6,7 @@ import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
-from firstdrift.causes.integrity import dropout_active, nan_origin, overflow, uninitialised
+from firstdrift.explain.relations.integrity import dropout_active, nan_origin, overflow, uninitialised
 
 X = numbers(8, 20, 32)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import firstdrift
-from firstdrift.causes.labels import LABELS, link, nearest
+from firstdrift.explain.labels import LABELS, link, nearest
 
 PACKAGE = Path(firstdrift.__file__).parent
 FIXED = [
@@ -126,13 +126,13 @@ def test_a_name_that_is_nearly_right_finds_its_label(said, meant):
 
 
 def test_the_texts_are_part_of_the_package():
-    assert resources.files("firstdrift.causes").joinpath("labels.toml").is_file()
-    assert '"causes/*.toml"' in (PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8")
+    assert resources.files("firstdrift.explain").joinpath("labels.toml").is_file()
+    assert '"explain/*.toml"' in (PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8")
 
 
 def test_importing_the_labels_reads_nothing():
     code = (
-        "from firstdrift.causes.labels import LABELS\nassert '_labels' not in vars(LABELS)\n"
+        "from firstdrift.explain.labels import LABELS\nassert '_labels' not in vars(LABELS)\n"
         "len(LABELS)\nassert '_labels' in vars(LABELS)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

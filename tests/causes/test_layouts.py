@@ -5,8 +5,8 @@ import pytest
 import torch
 from blame import BF16, FLOAT32, SITE, Run, cause, drift, numbers
 
-from firstdrift.causes.layout.layouts import axis_order
-from firstdrift.causes.layout.permutations import index_shift, patterned, permuted, reordered
+from firstdrift.explain.relations.layouts import axis_order
+from firstdrift.explain.relations.permutations import index_shift, patterned, permuted, reordered
 from firstdrift.sites import Site
 
 X = numbers(3, 10, 48)

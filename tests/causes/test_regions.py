@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import drift, numbers
 
-from firstdrift.causes.regions import shape_of_difference
+from firstdrift.explain.relations.regions import shape_of_difference
 
 X = numbers(4, 20, 32)
 SQUARE = numbers(2, 4, 16, 16)

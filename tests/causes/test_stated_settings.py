@@ -2,7 +2,7 @@
 
 import pytest
 
-from firstdrift.causes.labels import _LABELS, LABELS, NONE_FITS, label_of
+from firstdrift.explain.labels import _LABELS, LABELS, NONE_FITS, label_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift import scratch
-from firstdrift.causes.fills import without_fills
 from firstdrift.compare.result import Why
+from firstdrift.explain.masked_fills import without_fills
 
 FILLS = [-np.inf, float(np.finfo(np.float32).min), -1e30, -1e9]
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]

@@ -11,7 +11,7 @@ from .options import debug_option, json_option, print_json, say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..causes.labels import Label
+    from ..explain.labels import Label
     from ..strict_json import Json
 
 SCHEMA = "firstdrift-explain-v1"
@@ -29,8 +29,8 @@ def command(label: str | None, as_json: bool) -> None:
     \b
     firstdrift explain gqa-order
     """
-    from ..causes.labels import LABELS
     from ..errors import SelectionError
+    from ..explain.labels import LABELS
 
     if label is None:
         if as_json:
@@ -46,7 +46,7 @@ def command(label: str | None, as_json: bool) -> None:
 
 
 def _unknown(label: str) -> str:
-    from ..causes.labels import nearest
+    from ..explain.labels import nearest
     from ..sites import shown
 
     near = nearest(label)
@@ -55,7 +55,7 @@ def _unknown(label: str) -> str:
 
 
 def _json(name: str, label: Label) -> dict[str, Json]:
-    from ..causes.labels import link
+    from ..explain.labels import link
 
     return {
         "label": name,
@@ -71,7 +71,7 @@ def _listing() -> RenderableType:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from ..causes.labels import LABELS
+    from ..explain.labels import LABELS
 
     table = Table("label", "meaning", box=SIMPLE_HEAD, pad_edge=False)
     for name, label in LABELS.items():
@@ -83,7 +83,7 @@ def _page(name: str, label: Label) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from ..causes.labels import link
+    from ..explain.labels import link
 
     page = Table.grid(padding=(0, 2))
     page.add_column(style="bold", no_wrap=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..causes.labels import LABELS
 from ..judge.replay.replays import Replays
 from ..program.reruns import Piece, Rerun
 from ..program.running.not_replayable import NotReplayableError
@@ -21,6 +20,7 @@ from .around import Around, Change, base
 from .differing import differences
 from .grafted import CALLS
 from .grafting import smallest_graft
+from .labels import LABELS
 from .naming import CHANGED, additional_label
 from .search import arounds_of, changes_that_fit
 from .trying import Question, Trial, Tried, apart, size

@@ -14,12 +14,12 @@ from itertools import permutations
 
 import numpy as np
 
-from ..causes.fills import without_fills
 from ..program.calls import Call, Ref, reads
 from ..program.edits import Edit, Fragment, made_by
 from ..program.reruns import Rerun
 from ..traces import Array
 from .around import MOVES, Around, base
+from .masked_fills import without_fills
 from .trying import Question, Trial, apart, size
 
 FILL = 1e8  # numbers beyond this stand for what is masked

@@ -8,7 +8,6 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from ..causes.labels import LABELS
 from ..program.edits import Edit
 from ..program.reruns import Rerun
 from .around import Around, Change
@@ -16,6 +15,7 @@ from .changes import larger, masks, moves, several, terms
 from .changes.formats import formats
 from .changes.numbers import Constant, constants, extras, is_table, settings, table_change, without
 from .fitting import Left, fitted, fitted_table, whole
+from .labels import LABELS
 from .naming import CHANGED
 from .trying import Floats, Trial, Tried
 

@@ -6,11 +6,11 @@ from math import log10
 
 import numpy as np
 
-from ..causes.agreement import distance
-from ..causes.evidence import Evidence
-from ..causes.labels import LABELS
 from ..compare.result import Cause
+from .agreement import distance
 from .engine import Answer
+from .evidence import Evidence
+from .labels import LABELS
 from .naming import CHANGED, phase_label
 
 TELLING = 16  # elements that differ, from which on a change is told from chance

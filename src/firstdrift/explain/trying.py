@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..causes.fills import without_fills
 from ..program.calls import Ref
 from ..program.edits import Edit
 from ..program.reruns import Rerun
 from ..traces import Array
 from .around import Change
+from .masked_fills import without_fills
 
 Floats = NDArray[np.float64]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..causes.gathering import Runs, gather
-from ..causes.labels import LABELS
-from ..causes.screening import LARGE
 from ..compare.result import Cause, PairResult, Why
 from ..comparison import explained_by_both, noise_of, replayed_evidence
+from ..explain.gathering import Runs, gather
+from ..explain.labels import LABELS
+from ..explain.relations.screening import LARGE
 from ..judge.case import Case
 from ..sites import Site
 from ..traces import Trace

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from .._kernels import measure
-from ..causes.labels import LABELS
 from ..compare.result import Cause
+from ..explain.labels import LABELS
 from ..sites import Site
 from ..traces import Array, Trace
 from .matching import Names

@@ -10,16 +10,17 @@ from os import PathLike
 import numpy as np
 
 from .._kernels.checksums import crc32
-from ..causes.agreement import distance
-from ..causes.evidence import Evidence
-from ..causes.hypotheses import Hypothesis, explain
-from ..causes.weight import weight_grids, weight_layouts, weight_values, weights
 from ..checkpoints.checkpoint import Array, Checkpoint, in_natural_order
 from ..checkpoints.opening import open_checkpoint
 from ..checkpoints.rounding import FLOATS, as_dtype
 from ..compare.result import Cause
 from ..dtypes import dtype_name, roundoff
 from ..errors import FormatError
+from ..explain.agreement import distance
+from ..explain.evidence import Evidence
+from ..explain.relations.hypotheses import Hypothesis, explain
+from ..explain.stored import strange_weights as weights
+from ..explain.stored import weight_grids, weight_layouts, weight_values
 from ..sites import Site
 from .diff_result import CheckpointDifference, TensorDifference
 from .elsewhere import same_bits

@@ -13,9 +13,9 @@ from ...judge.apriori.kinds import ELEMENTWISE, kind_of
 from ...sites import Site
 from ..agreement import limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
-from ..regions import heads_of
-from ..screening import positions, sampled
+from .hypotheses import Finding, Hypothesis
+from .regions import heads_of
+from .screening import positions, sampled
 
 ROLES = {
     "q": {"q", "wq", "query", "queries"},

@@ -17,7 +17,7 @@ from ..sites import Site
 from ..traces import Array, Trace
 from .agreement import distance
 from .evidence import Evidence
-from .fills import load_without_fills, without_fills
+from .masked_fills import load_without_fills, without_fills
 
 Tensors = dict[str, Array]
 

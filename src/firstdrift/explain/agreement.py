@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..traces import Array
 from .evidence import Evidence
-from .hypotheses import EXACT, LEAST_NOISE
+from .relations.hypotheses import EXACT, LEAST_NOISE
 
 Floats = NDArray[np.float64]
 

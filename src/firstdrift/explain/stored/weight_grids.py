@@ -10,7 +10,7 @@ import numpy as np
 
 from ..agreement import Floats, distance, floats, limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
+from ..relations.hypotheses import Finding, Hypothesis
 from .weight_layouts import is_weight
 
 FEWEST = 4  # numbers in a group

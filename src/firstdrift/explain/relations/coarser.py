@@ -12,8 +12,8 @@ from ...dtypes import UNIT_ROUNDOFF, numpy_dtype
 from ...traces import Array
 from ..agreement import Floats, floats, limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
-from ..screening import positions, sampled
+from .hypotheses import Finding, Hypothesis
+from .screening import positions, sampled
 
 DTYPES = ("f16", "bf16", "f8e4m3fn", "f8e5m2")
 ON_GRID = 0.999  # of the elements of a tensor that was stored so

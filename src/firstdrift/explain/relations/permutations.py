@@ -10,11 +10,11 @@ import numpy as np
 from ...traces import Array
 from ..agreement import floats, limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
-from ..regions import heads_of
-from ..screening import LARGE
-from ..slices import Order, Slices, matched, slices
+from .hypotheses import Finding, Hypothesis
 from .layouts import has_heads, role
+from .regions import heads_of
+from .screening import LARGE
+from .slices import Order, Slices, matched, slices
 
 SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 FEWEST = 16  # numbers that make "the same ones in another order" a statement

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from .evidence import Evidence
+from ..evidence import Evidence
 from .regions import heads_of
 
 SINGLE = 2.0**-23  # a factor of two float32 numbers is known no better than this

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..sites import Site
-from ..traces import Array
-from .agreement import Floats, floats, limit
-from .evidence import Evidence, Surroundings
+from ...sites import Site
+from ...traces import Array
+from ..agreement import Floats, floats, limit
+from ..evidence import Evidence, Surroundings
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..sites import Site
-from ..traces import Array
-from .agreement import agree, distance, floats, limit
+from ...sites import Site
+from ...traces import Array
+from ..agreement import agree, distance, floats, limit
+from ..evidence import Evidence
+from .coarser import stored_coarser
 from .elementwise import offset, scale
-from .evidence import Evidence
 from .hypotheses import Finding, Hypothesis, residual
-from .layout.layouts import axis_order
-from .layout.permutations import index_shift, patterned, permuted
-from .precision.rounding import stored_coarser
+from .layouts import axis_order
+from .permutations import index_shift, patterned, permuted
 
 MOST_CHANNELS = 16
 ROWS = 8  # per fitted number

@@ -10,7 +10,7 @@ from ...sites import Site
 from ...traces import Array
 from ..agreement import agree, distance, floats
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
+from ..relations.hypotheses import Finding, Hypothesis
 from . import weight_grids, weight_layouts, weight_values
 from .weight_layouts import SCREEN, is_weight
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..agreement import Floats, distance, floats, limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
+from ..relations.hypotheses import Finding, Hypothesis
 
 Map = NDArray[np.intp]  # slice i of the candidate is slice map[i] of the reference
 

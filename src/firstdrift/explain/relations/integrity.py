@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sites import BACKWARD_PHASES
-from ..traces import Array
-from .agreement import Floats, floats, limit
-from .evidence import Evidence
+from ...sites import BACKWARD_PHASES
+from ...traces import Array
+from ..agreement import Floats, floats, limit
+from ..evidence import Evidence
 from .hypotheses import FEW, Finding, Hypothesis
 
 LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces import Array
-from .evidence import Evidence
+from ...traces import Array
+from ..evidence import Evidence
 
 HELD = 0.99  # of the squared difference: what holds this much holds the difference
 FEW_OF = 4  # a region is worth naming where it is at most this part (one in four) of its axis

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...traces import Array
 from ..agreement import Floats, floats, limit
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
+from ..relations.hypotheses import Finding, Hypothesis
 
 GROUPS = (128, 64, 32)  # elements that share a step in common formats
 LOOKED_AT = 64  # groups, spread over the tensor

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.result import Cause
-from ..traces import Array
-from .evidence import Evidence
-from .labels import LABELS
+from ...compare.result import Cause
+from ...traces import Array
+from ..evidence import Evidence
+from ..labels import LABELS
 from .regions import shape_of_difference
 from .screening import LARGE, part_of
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..traces import Array
-from .agreement import Floats, distance, floats, limit, rounded
-from .evidence import Evidence
+from ...traces import Array
+from ..agreement import Floats, distance, floats, limit, rounded
+from ..evidence import Evidence
 from .factors import names_of, told
 from .hypotheses import DOMINANT, Finding, Hypothesis
 from .screening import positions, sampled

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sites import Site
-from ..traces import Array
-from .evidence import Evidence, Surroundings
+from ...sites import Site
+from ...traces import Array
+from ..evidence import Evidence, Surroundings
 
 LARGE = 1 << 20  # elements: larger tensors are looked at in part first
 SAMPLE = 1 << 13  # elements that tell whether a prediction is worth making

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import by_definition, elementwise, gradients, integrity, wiring
+from ..stored import quantisation
+from ..stored import strange_weights as weights
+from . import by_definition, elementwise, gradients, integrity, layouts, permutations, wiring
+from . import coarser as rounding
 from .hypotheses import Hypothesis
-from .layout import layouts, permutations
-from .precision import quantisation, rounding
-from .weight import weights
 
 # What no change of a program makes is asked before the program: weights, inputs, values that no formula gives, what all
 # gradients have in common, calls.

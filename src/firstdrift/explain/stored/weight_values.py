@@ -8,7 +8,7 @@ import numpy as np
 
 from ..agreement import Floats, distance, factor, floats, limit, rounded
 from ..evidence import Evidence
-from ..hypotheses import Finding, Hypothesis
+from ..relations.hypotheses import Finding, Hypothesis
 from .weight_layouts import SCREEN, is_weight
 
 DENORMAL = 1e-37  # no weight is meant to be as small as this

@@ -1,1 +1,0 @@
-"""Why two tensors differ: hypotheses, each tested by predicting the candidate's numbers."""

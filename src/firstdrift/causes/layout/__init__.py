@@ -1,1 +1,0 @@
-"""Layouts: axes, slices and blocks in another order."""

@@ -1,1 +1,0 @@
-"""Coarser numbers: shorter floats, and integers in place of floats."""

@@ -1,1 +1,0 @@
-"""Weights: of another tensor, in another layout, or with other numbers."""

@@ -1,0 +1,1 @@
+"""What happens to numbers that are stored: another tensor's, another order, another format."""
