@@ -196,12 +196,8 @@ BUGS = [
     ("qkv-order", Padded, {}, {"order": (0, 2, 1)}, padded),
     ("interpolation", Picture, {}, {"mode": "bilinear"}, pictures),
     ("concat-order", Picture, {}, {"last": True}, pictures),
-    ("position-shift", Picture, {}, {"moved": 1}, pictures),
-    ("index-shift", Experts, {}, {"shift": -1}, hidden),
     ("interleave", Experts, {}, {"halves": True}, hidden),
     ("changed-call", Experts, {}, {"weighed": False}, hidden),
-    ("rope-scaling", Tables, {}, {"scaled": False}, places),
-    ("rope-precision", Tables, {"scaled": False}, {"scaled": False, "coarse": True}, places),
     ("scale", Scaled, {}, {"factor": 1.0}, words),
 ]
 

@@ -11,7 +11,7 @@ from ...traces import Array
 from ..agreement import Floats, distance, floats, limit, rounded
 from ..evidence import Evidence
 from .factors import names_of, told
-from .hypotheses import DOMINANT, Finding, Hypothesis
+from .hypotheses import DOMINANT, FEW, Finding, Hypothesis
 from .screening import positions, sampled
 
 FACTORS_NAMED_ELSEWHERE = frozenset({"loss", "lossgrad", "agrad", "grad", "grad_scaled"})
@@ -123,6 +123,13 @@ def channel_scale(evidence: Evidence) -> Iterator[Finding]:
             "channel-scale", _scaled_sentence(scaled, factors, channels, axis), predicted, len(scaled),
             {"axis": axis, "channels": scaled[:16].tolist(), "factors": factors[scaled[:16]].tolist()},
         )  # fmt: skip
+
+
+def few_channels(evidence: Evidence) -> Iterator[Finding]:
+    """Few channels of many are scaled, which no change of a call does that makes all of them."""
+    for finding in channel_scale(evidence):
+        if finding.free <= FEW and 4 * finding.free <= evidence.expected.shape[finding.parameters["axis"]]:
+            yield finding
 
 
 def clamp(evidence: Evidence) -> Iterator[Finding]:
@@ -291,4 +298,5 @@ def _cap(evidence: Evidence, x: Floats, capped: Floats) -> float | None:
     return short if error(short) <= enough else cap
 
 
+IN_PART: tuple[Hypothesis, ...] = (few_channels,)
 HYPOTHESES: tuple[Hypothesis, ...] = (scale, offset, channel_scale, clamp, softcap)

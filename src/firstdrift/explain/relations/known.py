@@ -9,9 +9,10 @@ from . import coarser as rounding
 from .hypotheses import Hypothesis
 
 # What no change of a program makes is asked before the program: weights, inputs, values that no formula gives, what all
-# gradients have in common, calls.
+# gradients have in common, calls, few channels of many.
 GIVEN: tuple[Hypothesis, ...] = (
     *by_definition.INPUTS, *integrity.HYPOTHESES, *weights.HYPOTHESES, *gradients.HYPOTHESES, *wiring.CALLS,
+    *elementwise.IN_PART,
 )  # fmt: skip
 # What the program names better where there is one.
 TABLE: tuple[Hypothesis, ...] = (
