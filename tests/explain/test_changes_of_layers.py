@@ -1,6 +1,7 @@
 """Norms, recurrent layers and masks made otherwise are named by the reference's program alone."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import firstdrift as fd
+from firstdrift.explain.around import Around
 from firstdrift.explain.naming import phase_label
+from firstdrift.program.calls import Call
 
 
 class Norm(nn.Module):
@@ -161,3 +164,30 @@ def test_a_mask_that_the_reference_has_not_is_named_with_what_it_hides(way, hide
 )
 def test_a_change_is_named_after_the_pass_that_it_is_in(label, phase, named):
     assert phase_label(label, phase) == named
+
+
+class Told(nn.Module):
+    """A sum with what a second input says, which the candidate adds twice."""
+
+    def __init__(self, way=""):
+        super().__init__()
+        self.lead, self.say, self.way = nn.Linear(8, 8), nn.Linear(3, 8), way
+
+    def forward(self, x, when):
+        said = self.say(when).tanh()[:, None]
+        made = self.lead(x).relu() + said
+        return (made + said if self.way else made).sigmoid()
+
+
+def test_a_term_that_the_candidate_adds_once_more_is_named():
+    torch.manual_seed(1)
+    result = fd.check(
+        reference=Told(), candidate=Told("twice"), inputs=(torch.randn(2, 5, 8), torch.randn(2, 3)), load="reference"
+    )
+    assert result.first_drift.cause.label == "double-bias", result.sentence
+
+
+def test_no_setting_is_changed_of_a_kernel_that_reads_beyond_its_tensors_if_told_to():
+    nodes = [Call(f"aten.{op}.default", (), {}, ()) for op in ("mkldnn_rnn_layer", "cumsum")]
+    rerun = SimpleNamespace(step=SimpleNamespace(nodes=nodes), settings=lambda _: [SimpleNamespace(name="dim")])
+    assert [list(Around(rerun, at).settings) for at in (0, 1)] == [[], ["dim"]]

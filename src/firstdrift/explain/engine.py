@@ -283,7 +283,7 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
     label = CHANGED
     if len(more) == 1 and not less:
         one = more[0]
-        label = additional_label(one.op, Around(lined.ours, ours))
+        label = "double-bias" if _adds_again(lined, one) else additional_label(one.op, Around(lined.ours, ours))
         where = line_told(lined.theirs, one.number)
         said = f"{mine}: the candidate has one call more, {call_told(lined.theirs, one.number)} ({where})"
     else:
@@ -293,6 +293,12 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
         said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
     calls = {"reference_call": base(lined.ours.calls[ours]), "call": base(lined.theirs.calls[theirs])}
     return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)
+
+
+def _adds_again(lined: narrowing.Lined, around: Around) -> bool:
+    """Whether a call of the candidate adds what the reference adds once."""
+    known = [lined.same[ref] for ref in around.tensors if ref in lined.same] if around.op == "add" else []
+    return any(Around(lined.ours, number).op == "add" for ref in known for number in lined.ours.readers[ref])
 
 
 def _told(
