@@ -194,13 +194,20 @@ def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -
     """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
     relates the tensor to what was expected."""
     from .explain.relations.hypotheses import explain
-    from .explain.relations.known import GIVEN, TABLE
+    from .explain.relations.known import GIVEN, IN_PART, TABLE
 
     given = explain(evidence, GIVEN)
-    if given.label != "unknown" and given.confidence >= LIKELY:
+    if _is_clear(given):
         return given
     changed = None if replays is None else smallest_change(evidence, pair, replays)
-    return explain(evidence, TABLE) if changed is None else changed
+    if changed is None:
+        return explain(evidence, TABLE)
+    part = explain(evidence, IN_PART) if changed.label == "scale" else changed
+    return part if _is_clear(part) else changed
+
+
+def _is_clear(cause: Cause) -> bool:
+    return cause.label != "unknown" and cause.confidence >= LIKELY
 
 
 def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:

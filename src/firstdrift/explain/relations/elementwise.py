@@ -126,7 +126,7 @@ def channel_scale(evidence: Evidence) -> Iterator[Finding]:
 
 
 def few_channels(evidence: Evidence) -> Iterator[Finding]:
-    """Few channels of many are scaled, which no change of a call does that makes all of them."""
+    """Few channels of many are scaled, which says more than that something is."""
     for finding in channel_scale(evidence):
         if finding.free <= FEW and 4 * finding.free <= evidence.expected.shape[finding.parameters["axis"]]:
             yield finding

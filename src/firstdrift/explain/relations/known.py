@@ -9,11 +9,12 @@ from . import coarser as rounding
 from .hypotheses import Hypothesis
 
 # What no change of a program makes is asked before the program: weights, inputs, values that no formula gives, what all
-# gradients have in common, calls, few channels of many.
+# gradients have in common, calls.
 GIVEN: tuple[Hypothesis, ...] = (
     *by_definition.INPUTS, *integrity.HYPOTHESES, *weights.HYPOTHESES, *gradients.HYPOTHESES, *wiring.CALLS,
-    *elementwise.IN_PART,
 )  # fmt: skip
+# What says more than that the program has a factor: which few channels have it.
+IN_PART: tuple[Hypothesis, ...] = elementwise.IN_PART
 # What the program names better where there is one.
 TABLE: tuple[Hypothesis, ...] = (
     *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES,
