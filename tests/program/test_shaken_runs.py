@@ -163,6 +163,21 @@ def test_runs_that_share_their_sums_are_those_that_do_not(tmp_path, monkeypatch,
     assert counts[0] < counts[1] or name == "softmax"  # which adds up what it has rounded
 
 
+def test_runs_that_share_read_what_they_start_from_once(tmp_path):
+    found, read = recorded(tmp_path / "t", Block), []
+    with as_recorded(found.program.header):
+        for _, _, cut in cuts_of(found, lambda site: site.name in ("", "input", "loss") or site.phase == "weight"):
+            unmoved = Unmoved(found.step)
+            for seed in SEEDS:
+                shake = Shake(seed, steady=frozenset(cut.given), unmoved=unmoved)
+                tensors = lambda site: read.append(site)  # noqa: E731
+                Interpreter(found.step, found.trace, tensors=tensors, exact=True, shaken=shake).array_of(cut)
+            again = [site for site in cut.given.values() if read.count(site) > 1]
+            assert set(cut.given.values()) <= set(read)
+            assert not again
+            read.clear()
+
+
 def by_hand(path, lines):
     written(path)
     definitions = ['{"type":[0,"f32",[2,3]]}', '{"type":[1,"f32",[3,3]]}', '{"type":[2,"bf16",[2,3]]}',
