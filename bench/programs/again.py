@@ -60,10 +60,10 @@ def replayed(path: Path) -> dict[str, object]:
 def from_producers(trace: fd.Trace, program: Program) -> dict[str, dict[str, object]]:
     """Of each part of a step: its sites that something was computed for, from what was recorded before them alone.
 
-    How many come out bit for bit, how many are another rounding of the same float64 number, how many float64 can run,
-    and why the others are neither.
+    How many come out bit for bit, how many are within one rounding of the float64 number, how many float64 can run, and
+    why the others are neither: what was lost of their arguments, or how far they are off.
     """
-    found = {part: {"sites": 0, "equal": 0, "rounded": 0, "lifted": 0, "others": []} for part in PARTS}
+    found = {part: {"sites": 0, "equal": 0, "rounded": 0, "lifted": 0, "others": [], "lost": []} for part in PARTS}
     with as_recorded(program.header), np.errstate(all="ignore"):
         for step in program.steps.values():
             cuts = Cuts(step, lambda site: trace[site].at is not None)
@@ -74,7 +74,7 @@ def from_producers(trace: fd.Trace, program: Program) -> dict[str, dict[str, obj
                 part = found[next(part for part, phases in PARTS.items() if site.phase in phases)]
                 part["sites"] += 1
                 outcome, why = _outcome(trace, step, site, cut)
-                part[outcome] += 1 if outcome != "others" else [f"{site}: {why}"]
+                part[outcome] += 1 if not why else [f"{site}: {why}"]
                 part["lifted"] += _is_lifted(trace, step, cut)
     return found
 
@@ -88,9 +88,9 @@ def _outcome(trace: fd.Trace, step: Step, site: fd.Site, cut: Cut) -> tuple[str,
         exact = Interpreter(step, trace, exact=True).array_of(cut)
         apart = np.abs(Interpreter(step, trace).array_of(cut) - recorded.astype(exact.dtype))
     except NotReplayableError as error:
-        return "others", str(error)
+        return "lost", str(error)
     roundings = np.nanmax(apart / (UNIT_ROUNDOFF.get(trace[site].dtype, 0.0) * np.abs(exact)), initial=0)
-    return ("rounded", "") if roundings <= 2 else ("others", f"{roundings:.1f} roundings apart")
+    return ("rounded", "") if roundings <= 1 else ("others", f"{roundings:.1f} roundings apart")
 
 
 def _is_lifted(trace: fd.Trace, step: Step, cut: Cut) -> bool:
