@@ -346,7 +346,7 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: flo
     return worst
 
 
-def _taken_further(ours: Array, theirs: Array, times: float) -> Array:
+def _taken_further(ours: NDArray[np.float64], theirs: NDArray[np.float64], times: float) -> Array:
     """A weight that differs in the same direction, by at least so many times its size."""
     apart, size = theirs - ours, float(np.abs(ours).max(initial=0.0)) or 1.0
     largest = float(np.abs(apart).max(initial=0.0))

@@ -67,7 +67,8 @@ class _Runs:
             return jumps
         slight = [_sizes(one, by_rows) / SLIGHT for one in self.slight]
         apart = (slight[at] < moved / ALONG) | (slight[at] > moved * ALONG)
-        return jumps & apart & (moved > JUMP * np.min(slight, axis=0))
+        far: Mask = jumps & apart & (moved > JUMP * np.min(slight, axis=0))
+        return far
 
 
 def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
