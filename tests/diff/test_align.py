@@ -170,7 +170,7 @@ def test_one_side_that_does_not_say_its_reduction_is_noted(tmp_path):
 )
 def test_what_is_left_over_says_why(tmp_path, site, reason):
     there = {"fwd a": A, "fwd s@0": A[:1], "grad b": A}
-    alignment = aligned(tmp_path, {**there, site: A}, {**there, "fwd extra": A, "fwd extra2": A})
+    alignment = aligned(tmp_path, {**there, site: A}, {**there, "fwd extra": -A, "fwd extra2": A * A})
     assert [item.reason for item in alignment.reference_only] == [reason]
     assert [item.reason for item in alignment.candidate_only] == [
         "the reference has nothing named 'extra'", "the reference has nothing named 'extra2'",

@@ -15,13 +15,17 @@ from ..records import Record
 from ..sites import PARAMETER_PHASES, Site, in_words
 from ..traces import Trace
 from .conventions import is_bookkeeping
+from .folded import folded
+from .outline import dims_of, is_input
 from .pairs import Pair, Unmatched
+
+UNREAD = "a further result, which nothing reads; what else is returned was compared"
 
 
 class Absorbing:
     """Which of the reference's sites without a counterpart are explained."""
 
-    def __init__(self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Iterable[Site]) -> None:
+    def __init__(self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace) -> None:
         self.trace = reference
         self.pairs = pairs
         self.records = {record.site: record for record in reference.records}
@@ -31,19 +35,24 @@ class Absorbing:
                 self.readers.setdefault(producer, []).append(record.site)
         self.returned: dict[Site, list[Site]] = {}
         for site in self.records:
-            if site.phase == "fwd" and not _is_input(site):
+            if site.phase == "fwd" and not is_input(site):
                 self.returned.setdefault(_call(site), []).append(site)
-        self.ran = {(site.step, site.name) for site in candidate if site.phase == "fwd"}
+        theirs = [record.site for record in candidate.records]
+        self.ran = {(site.step, site.name) for site in theirs if site.phase == "fwd"}
+        self.ported = {(site.step, site.name, site.port) for site in pairs if site.phase == "fwd"}
         self.outputs = {
-            (site.step, site.name, site.call) for site in pairs if site.phase == "fwd" and not _is_input(site)
+            (site.step, site.name, site.call) for site in pairs if site.phase == "fwd" and not is_input(site)
         }
         self.names = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.candidate}
-        self.fed = {(site.step, site.name) for site in candidate if _is_input(site)}
+        self.fed = {(site.step, site.name) for site in theirs if is_input(site)}
         self.weights: dict[str, list[Record]] = {}
         for record in reference.records:
             if record.site.phase == "weight" and not is_bookkeeping(record.site.port):
                 self.weights.setdefault(record.site.name, []).append(record)
-        self.known: dict[Site, str] = {}
+        used = {one.site for pair in pairs.values() for one in pair.candidate}
+        self.known: dict[Site, str] = dict(folded(reference, candidate, used))
+        self.tied = _tied(reference)
+        self.spare = {dims_of(one) for one in candidate.records if one.site.phase == "weight" and one.site not in used}
 
     def explain(self, sites: Iterable[Site]) -> None:
         """Explain what can be, each by what was compared or is explained already: nothing explains itself."""
@@ -61,15 +70,24 @@ class Absorbing:
 
     def _why(self, site: Site) -> str | None:
         if site.phase in PARAMETER_PHASES:
-            return "bookkeeping, which the candidate does without" if is_bookkeeping(site.port) else None
+            return self._parameter(site)
         if site.phase == "agrad":
             forward = site._replace(phase="fwd")
             return self.why(forward) if forward in self.records and forward not in self.pairs else None
         if site.phase != "fwd":
             return None
-        if _is_input(site):
+        if is_input(site):
             return self._input(site)
-        return self._passed_on(site) or self._inside(site)
+        return self._passed_on(site) or self._inside(site) or self._unread(site)
+
+    def _parameter(self, site: Site) -> str | None:
+        """A buffer that keeps books, or a further name of a tensor that was compared."""
+        if is_bookkeeping(site.port):
+            return "bookkeeping, which the candidate does without"
+        twin = self.tied.get(site)
+        if twin is not None and twin in self.pairs and dims_of(self.records[twin]) not in self.spare:
+            return f"tied: the very tensor of {in_words(twin)}, which was compared"
+        return None
 
     def _input(self, site: Site) -> str | None:
         """An input of a module whose output was compared, or is itself explained."""
@@ -103,7 +121,8 @@ class Absorbing:
         record = self.records.get(site)
         if record is None or record.producers is None or self._has_run(site):
             return None
-        if any(one.site not in self.pairs for one in self.weights.get(site.name, ())):
+        held = [one.site for one in self.weights.get(site.name, ())]
+        if any(one not in self.pairs and self.why(one) is None for one in held):
             return None
         readers = [one for one in self._readers(site) if one != site]
         if not readers:
@@ -115,11 +134,23 @@ class Absorbing:
         into = "" if pair is None or not pair.candidate else f" {pair.candidate[0].site.name!r}"
         return f"a step inside the candidate's{into}; what is made of it was compared"
 
+    def _unread(self, site: Site) -> str | None:
+        """A further result that nothing reads, of a call whose other results were compared or are explained."""
+        record = self.records.get(site)
+        if record is None or record.producers is None or not site.name or self._unexplained_readers(site):
+            return None
+        others = [one for one in self.returned.get(_call(site), ()) if one != site]
+        known = any(one in self.pairs or self.why(one) is not None for one in others)
+        return UNREAD if known else None
+
+    def _unexplained_readers(self, site: Site) -> list[Site]:
+        return [one for one in self._readers(site) if self.why(one) != UNREAD]
+
     def _reached(self, site: Site) -> Site | None:
         """The compared output that shows what is read here."""
-        if site in self.pairs and not _is_input(site):
+        if site in self.pairs and not is_input(site):
             return site
-        if _is_input(site):
+        if is_input(site):
             outputs = self.returned.get(_call(site), ())
             return next((found for one in outputs if (found := self._reached(one)) is not None), None)
         return site if self.why(site) is not None else None
@@ -133,7 +164,7 @@ class Absorbing:
                 if producer not in seen:
                     seen.add(producer)
                     found.append(producer)
-                    if _is_input(producer) or self.why(producer) is not None:
+                    if is_input(producer) or self.why(producer) is not None:
                         waiting.append(producer)
         return found
 
@@ -141,25 +172,31 @@ class Absorbing:
         return self.readers.get(site, ())
 
     def _has_run(self, site: Site) -> bool:
-        """Whether the candidate recorded something of a module of this name: then it is not inside another."""
-        return (site.step, self.names.get(site.name, site.name)) in self.ran
+        """Whether the candidate recorded such a module itself, or this result of another call: it is no step inside."""
+        return (site.step, site.name) in self.ran or (site.step, site.name, site.port) in self.ported
+
+
+def _tied(trace: Trace) -> dict[Site, Site]:
+    """Every further name of a tied tensor, with the one under which it is stored."""
+    found: dict[Site, Site] = {}
+    for record in trace.records:
+        for alias in record.aliases if record.site.phase in PARAMETER_PHASES else ():
+            name, _, port = alias.rpartition(".")
+            found[record.site._replace(name=name, port=port)] = record.site
+    return found
 
 
 def explained(
-    items: Iterable[Unmatched], reference: Trace, pairs: Mapping[Site, Pair], candidate: Iterable[Site]
+    items: Iterable[Unmatched], reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace
 ) -> tuple[list[Unmatched], list[Unmatched]]:
     """What stays without a counterpart, and what is absorbed, with its reason."""
     waiting = list(items)
     if not waiting:
         return [], []
-    absorbing = Absorbing(reference, pairs, list(candidate))
+    absorbing = Absorbing(reference, pairs, candidate)
     absorbing.explain([item.site for item in waiting])
     left = [item for item in waiting if item.site not in absorbing.known]
     return left, [Unmatched(item.site, why) for item in waiting if (why := absorbing.why(item.site)) is not None]
-
-
-def _is_input(site: Site) -> bool:
-    return site.phase == "fwd" and site.port.startswith("in.")
 
 
 def _call(site: Site) -> Site:

@@ -15,6 +15,7 @@ from .absorbed import explained
 from .batches import SCALED_PHASES, Units, sample_steps
 from .calls import is_unscaled, recorded_calls, said_call
 from .other_layouts import with_layouts
+from .outline import is_input
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
 
@@ -82,7 +83,7 @@ def align(
         aligner.by_evidence(reference, candidate)
     aligner.by_unscaled(reference)
     aligner.pairs.update(with_layouts(aligner.pairs, reference, candidate))
-    return aligner.alignment(units or Units.of(reference, candidate), reference)
+    return aligner.alignment(units or Units.of(reference, candidate), reference, candidate)
 
 
 def _expanded(trace: Trace) -> Sites:
@@ -238,7 +239,7 @@ class _Aligner:
                         self._add(pair, one)
                         self.waiting.pop(site, None)
 
-    def alignment(self, units: Units, reference: Trace) -> Alignment:
+    def alignment(self, units: Units, reference: Trace, candidate: Trace) -> Alignment:
         """The pairs in the reference's causal order, and what is left."""
         place = {site: number for number, site in enumerate(self.ours)}
 
@@ -264,7 +265,7 @@ class _Aligner:
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
         ]
-        left, absorbed = explained(reference_only, reference, self.pairs, self.theirs)
+        left, absorbed = explained(reference_only, reference, self.pairs, candidate)
         dropped = [] if self.mapping is None else self.mapping.dropped(item.site for item in left)
         self.notes += dropped
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
@@ -281,9 +282,9 @@ class _Aligner:
     def _inputs_of_modules(self) -> set[Site]:
         """Inputs of modules that wait for a counterpart, if the candidate records outputs only, as an engine does:
         what goes into a module came out of others, or shows in what comes out of this one."""
-        if any(_is_input(site) for site in self.theirs):
+        if any(is_input(site) for site in self.theirs):
             return set()
-        return {site for site in self.waiting if _is_input(site)}
+        return {site for site in self.waiting if is_input(site)}
 
     def _is_mapped(self, site: Site) -> bool:
         """Whether a map names the counterpart; where the candidate lacks it, no other will do."""
@@ -317,16 +318,12 @@ class _Aligner:
         self.waiting.pop(pair.site, None)
 
 
-def _is_input(site: Site) -> bool:
-    return site.phase == "fwd" and site.port.startswith("in.")
-
-
 def _by_group(sites: Iterable[Site]) -> dict[Site, list[Site]]:
     """Sites that differ in their port alone, inputs apart from outputs."""
     groups: dict[Site, list[Site]] = {}
     for site in sites:
         if site.phase in ("fwd", "agrad"):
-            groups.setdefault(site._replace(port="in" if _is_input(site) else "out"), []).append(site)
+            groups.setdefault(site._replace(port="in" if is_input(site) else "out"), []).append(site)
     return groups
 
 

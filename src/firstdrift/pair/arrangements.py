@@ -23,11 +23,13 @@ Steps = tuple[Transform, ...]
 Shape = tuple[int, ...]
 
 
-def arrangement(ours: Array, theirs: Array) -> Steps | None:
+def arrangement(ours: Array, theirs: Array, near: float = NEAR) -> Steps | None:
     """The steps that make their tensor ours, if there are such; none where they lie alike."""
-    if agrees(ours, theirs, ()):
+    if agrees(ours, theirs, (), near):
         return ()
-    return next((steps for steps in _candidates(ours.shape, theirs.shape) if agrees(ours, theirs, steps)), None)
+    if ours.size == theirs.size and not _as_large(ours, theirs, near):
+        return None
+    return next((steps for steps in _candidates(ours.shape, theirs.shape) if agrees(ours, theirs, steps, near)), None)
 
 
 def agrees(ours: Array, theirs: Array, steps: Steps, near: float = NEAR) -> bool:
@@ -57,20 +59,37 @@ def _near(ours: Array, theirs: Array, near: float) -> bool:
     return bool(norm > 0 and float(np.linalg.norm((a - b)[finite])) <= near * norm)
 
 
+def _as_large(ours: Array, theirs: Array, near: float) -> bool:
+    """Whether the two can be one in another arrangement at all."""
+    a, b = (float(np.linalg.norm(np.where(np.isfinite(one), one, 0).astype(np.complex128))) for one in (ours, theirs))
+    return abs(a - b) <= near * max(a, b)
+
+
 def _plain(shape: Shape) -> Shape:
     return tuple(dim for dim in shape if dim != 1)
 
 
 def _candidates(ours: Shape, theirs: Shape) -> Iterator[Steps]:
+    yield from _of_axes(ours, theirs)
+    plain = _plain(ours), _plain(theirs)
+    if plain != (ours, theirs):  # axes of length one, which engines add and leave out
+        ones: Steps = () if plain[1] == theirs else (Transform("reshape", shape=plain[1]),)
+        yield from ((*ones, *steps) for steps in _of_axes(*plain))
+
+
+def _of_axes(ours: Shape, theirs: Shape) -> Iterator[Steps]:
     if prod(ours) != prod(theirs):
         yield from _cut(ours, theirs)
         return
-    yield from _permuted(ours, theirs)
+    found: list[Steps] = list(_permuted(ours, theirs))
     if ours != theirs:
         if _merges(theirs, ours) or _merges(ours, theirs):  # another view of the same bytes may be a mistake
-            yield (Transform("reshape", shape=ours),)
-        yield from _merged(ours, theirs)
-    yield from _interleaved(ours, theirs)
+            found.append((Transform("reshape", shape=ours),))
+        found += _merged(ours, theirs)
+    yield from found
+    yield from _interleaved(ours)
+    for steps in found:
+        yield from ((*steps, *more) for more in _interleaved(ours))
 
 
 def _permuted(ours: Shape, theirs: Shape) -> Iterator[Steps]:
@@ -106,7 +125,7 @@ def _merges(many: Shape, few: Shape) -> bool:
     return all(dim == 1 for dim in rest)
 
 
-def _interleaved(ours: Shape, theirs: Shape) -> Iterator[Steps]:
+def _interleaved(ours: Shape) -> Iterator[Steps]:
     """Pairs of a rotation that lie side by side on one side and a half apart on the other, in heads of any size."""
     for axis in _long_axes(ours):
         for size in _heads(ours[axis]):

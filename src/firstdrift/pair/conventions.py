@@ -11,12 +11,15 @@ FAMILIES = {
     "norm": ("norm",),
     "attention": ("attention", "attn", "sdpa"),
     "softmax": ("softmax", "soft_max"),
-    "activation": ("relu", "gelu", "silu", "sigmoid", "tanh", "softplus", "mish", "swish", "glu", "activation"),
+    "gate": ("glu",),
+    "sigmoid": ("sigmoid",),
+    "activation": ("relu", "gelu", "silu", "tanh", "softplus", "mish", "swish", "activation"),
     "conv": ("conv2d", "conv3d", "convtranspose", "im2col", "conv"),
     "linear": ("linear", "dense", "matmul", "gemm", "mul_mat", "addmm", "conv1d"),
     "recurrent": ("lstm", "gru", "rnn"),
     "pool": ("pool",),
     "add": ("add",),
+    "multiply": ("mul",),
     "drop": ("dropout", "identity"),
 }
 # Products with a kernel of one point are linear layers, and called either.

@@ -13,14 +13,15 @@ from functools import cached_property
 
 import numpy as np
 
+from .anchors import SURE, anchored, contradicted, told_apart
 from .likeness import NEVER, PROVEN, WEIGHT, Bits, Likeness
+from .moments import PROVEN_BITS
 from .outline import Key, Outline, Parameter
 from .owned_weights import weights_of_owners
 from .same_weights import SameWeights, same_weights
-from .sequences import align_sequences, margins, mutual
+from .sequences import Aligned, Groups, align_sequences, margins, mutual, rival
 
 ROUNDS = 8
-SURE = 3.0  # bits by which every other counterpart has to be worse
 WITHOUT_NAMES = 0.5  # bits by which it has to be, names apart
 LEAST = 5.0  # bits that a pair has for itself, wherever it stands
 ALONE = 10.0  # and where it stands out of order
@@ -75,12 +76,12 @@ def correspond(ours: Outline, theirs: Outline, *, names: bool = True) -> Corresp
     """Find what belongs together; without `names` as if nothing had one."""
     same = same_weights(ours, theirs)
     likeness = Likeness(ours, theirs, same)
-    pairs: dict[int, Found] = {}
-    for _ in range(ROUNDS):
-        fresh = _paired(likeness, {a: found.to for a, found in pairs.items()}, names)
-        if {a: one.to for a, one in fresh.items()} == {a: one.to for a, one in pairs.items()}:
-            break
-        pairs = fresh
+    pairs = _settled(likeness, names)
+    refuted: set[tuple[int, int]] = set()
+    while wrong := contradicted(likeness, {a: one.to for a, one in pairs.items()}) - refuted:
+        refuted |= wrong
+        likeness.possible &= ~told_apart(likeness, refuted)
+        pairs = _settled(likeness, names)
     owners = {ours.runs[a].name: theirs.runs[found.to].name for a, found in sorted(pairs.items(), reverse=True)}
     weights = weights_of_owners(ours, theirs, same, owners, names=names)
     proven = [a for a in pairs if likeness.values[a, pairs[a].to] >= PROVEN]
@@ -91,12 +92,33 @@ def correspond(ours: Outline, theirs: Outline, *, names: bool = True) -> Corresp
     return Correspondence(ours, theirs, same, pairs, found, _open(likeness, pairs, names))
 
 
+def _settled(likeness: Likeness, names: bool) -> dict[int, Found]:
+    """Rounds of pairing, each with the neighbours that the one before has found, until they change nothing."""
+    pairs: dict[int, Found] = {}
+    for _ in range(ROUNDS):
+        fresh = _paired(likeness, {a: found.to for a, found in pairs.items()}, names)
+        if {a: one.to for a, one in fresh.items()} == {a: one.to for a, one in pairs.items()}:
+            break
+        pairs = fresh
+    return pairs
+
+
 def _paired(likeness: Likeness, known: Mapping[int, int], names: bool) -> dict[int, Found]:
     plain = likeness.scores(known, names=False)
     scores = likeness.scores(known, names=True) if names else plain
+    proven = anchored(likeness, scores)
+    for side in {id(scores): scores, id(plain): plain}.values():
+        side[list(proven)] = NEVER
+        side[:, list(proven.values())] = NEVER
+    sure = {a: Found(b, _how(likeness, a, b), PROVEN_BITS) for a, b in proven.items()}
+    return sure | _by_structure(likeness, scores, plain)
+
+
+def _by_structure(likeness: Likeness, scores: Bits, plain: Bits) -> dict[int, Found]:
     in_order = np.where(scores >= LEAST, scores, 0.0)
-    aligned = align_sequences(in_order)
-    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.ours, one.theirs) for one in aligned])
+    groups = likeness.ours.groups, likeness.theirs.groups
+    aligned = _unbeaten(align_sequences(in_order, groups), scores)
+    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.ours, one.theirs) for one in aligned], groups)
     found = {
         one.ours: Found(one.theirs, _how(likeness, one.ours, one.theirs), one.margin)
         for one, margin in zip(aligned, unnamed, strict=True)
@@ -107,16 +129,29 @@ def _paired(likeness: Likeness, known: Mapping[int, int], names: bool) -> dict[i
         left[list(found)] = 0.0
         left[:, [one.to for one in found.values()]] = 0.0
         bare = np.where(left > 0, plain, 0.0)
-        sure = [one for one in mutual(left) if one.margin >= SURE]
-        sure = [one for one in sure if _lead(bare, one.ours, one.theirs) >= WITHOUT_NAMES]
+        sure = [one for one in mutual(left, groups) if one.margin >= SURE]
+        sure = [one for one in sure if _lead(bare, one, groups) >= WITHOUT_NAMES]
         if not sure:
             return found
         found |= {one.ours: Found(one.theirs, _how(likeness, one.ours, one.theirs), one.margin) for one in sure}
 
 
-def _lead(scores: Bits, i: int, j: int) -> float:
-    row, column = np.delete(scores[i], j), np.delete(scores[:, j], i)
-    return float(scores[i, j] - max(row.max(initial=0.0), column.max(initial=0.0)))
+def _unbeaten(aligned: list[Aligned], scores: Bits) -> list[Aligned]:
+    """Pairs that neither side would leave for something that stands out of order and has no counterpart."""
+    rows, columns = [one.ours for one in aligned], [one.theirs for one in aligned]
+    left = scores.copy()
+    left[:, columns] = NEVER
+    up = scores.copy()
+    up[rows] = NEVER
+    return [
+        one
+        for one in aligned
+        if max(left[one.ours].max(), up[:, one.theirs].max()) < scores[one.ours, one.theirs] + SURE
+    ]
+
+
+def _lead(scores: Bits, one: Aligned, groups: Groups) -> float:
+    return float(scores[one.ours, one.theirs]) - rival(scores, one.ours, one.theirs, groups)
 
 
 def _how(likeness: Likeness, i: int, j: int) -> str:

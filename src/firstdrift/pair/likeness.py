@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import log2, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .conventions import PRODUCTS
-from .moments import apart, bits
+from .moments import apart, bits, in_order
+from .operations import SAME_FAMILY, operations
 from .outline import Outline, Run, dims_of
 from .same_weights import SameWeights
 
 Bits = NDArray[np.float64]
 Pattern = tuple[str, ...]
+Kind = tuple[str | None, bool, tuple[str, ...]]
 NUMBER = re.compile(r"([0-9]{1,9})")
 
 NEVER = -1e6  # no evidence makes up for it
-OTHER_FAMILY = -12.0  # one is a norm, the other a product
-SAME_FAMILY, SAME_DIMS, SAME_SIZE = 3.0, 2.0, 0.5
+SAME_DIMS, SAME_SIZE = 2.0, 0.5
 WEIGHT = 20.0  # a weight that both hold
 OTHER_WEIGHTS = -24.0  # one holds a weight whose counterpart is held by another
 NEIGHBOUR, NEXT, MOST_NEIGHBOURS = 4.0, 2.0, 2  # a run that both read, or that reads both; or only stands next to it
 CONTENTS, OTHER_CONTENTS = 12.0, -8.0  # containers that hold the same, or nothing in common
 MOST_OF_NAMES = 5.0
+KIND, OFTEN = 4.0, 2  # runs of one kind whose counterparts numbers tell are all of one kind; how many tell it
 ANALOGY = 6.0  # of another layer numbers prove that what is called like this one is called like that one
 PROVEN = 14.0  # what numbers say of a pair that they prove
 
@@ -40,9 +41,12 @@ class Likeness:
     def __init__(self, ours: Outline, theirs: Outline, weights: SameWeights) -> None:
         self.ours, self.theirs = ours, theirs
         self.possible = _fitting(ours, theirs)
+        self.told = np.array([one is not None and not one.is_constant for one in ours.results], bool)
         self.values = self._values()
+        self.kinds_of = [_kind(run, ours) for run in ours.runs], [_kind(run, theirs) for run in theirs.runs]
         self.weights = self._held(weights)
-        self.kinds = _kinds(ours, theirs) + _shapes(ours, theirs)
+        same_holding = _table(ours, theirs, lambda run: run.holds)
+        self.kinds = operations(ours, theirs) - np.where(same_holding, 0.0, SAME_FAMILY) + _shapes(ours, theirs)
         self._patterns = [[_pattern(run) for run in side.runs] for side in (ours, theirs)]
         self.names = np.minimum(
             _shared_words(ours.words([run.name for run in ours.runs]), theirs.words([r.name for r in theirs.runs])),
@@ -51,9 +55,11 @@ class Likeness:
 
     def _values(self) -> Bits:
         fine = max([one.fine for one in (*self.ours.results, *self.theirs.results) if one is not None], default=0.0)
-        constant = np.array([one is None or one.is_constant for one in self.ours.results], bool)
-        found: Bits = bits(apart(self.ours.results, self.theirs.results), fine)
-        found[constant] = 0.0
+        sides, groups = (self.ours.results, self.theirs.results), (self.ours.groups, self.theirs.groups)
+        distance = apart(*sides)
+        as_they_lie = np.maximum(distance, in_order(*sides))
+        found: Bits = np.maximum(bits(as_they_lie, fine, groups), bits(distance, fine, groups))
+        found[~self.told] = 0.0
         return found
 
     def _held(self, weights: SameWeights) -> Bits:
@@ -74,6 +80,7 @@ class Likeness:
     def scores(self, pairs: Mapping[int, int], *, names: bool = True) -> Bits:
         """What speaks for each pair, given what is paired already."""
         found = self.values + self.weights + self.kinds + self._around(pairs) + self._inside(pairs)
+        found += self._learned(pairs)
         found += self._analogous(pairs) if names else 0.0
         found += np.where(found >= SAME_FAMILY, self.names, 0.0) if names else 0.0
         return np.where(self.possible, found, NEVER)
@@ -81,6 +88,30 @@ class Likeness:
     def is_proven(self, i: int, j: int) -> bool:
         """Whether numbers tell that two are each other's."""
         return bool(self.values[i, j] >= PROVEN or self.weights[i, j] >= WEIGHT)
+
+    def _learned(self, pairs: Mapping[int, int]) -> Bits:
+        """What numbers tell of some runs of a kind counts for the others: a layer and the sum that adds its bias."""
+        told: dict[Kind, Counter[Kind]] = {}
+        for one, other in self._kinds_told(pairs):
+            told.setdefault(one, Counter())[other] += 1
+        found = np.zeros(self.values.shape)
+        for one, others in told.items():
+            if len(others) == 1 and others.total() >= OFTEN:
+                alike = np.array([kind in others for kind in self.kinds_of[1]], bool)
+                known = np.array([kind[0] is not None for kind in self.kinds_of[1]], bool)
+                rows = [i for i, kind in enumerate(self.kinds_of[0]) if kind == one]
+                found[rows] = np.where(alike, KIND, np.where(known, -KIND, 0.0))
+        return found
+
+    def _kinds_told(self, pairs: Mapping[int, int]) -> Iterator[tuple[Kind, Kind]]:
+        ours, theirs = self.kinds_of
+        for i, j in pairs.items():
+            if self.values[i, j] >= PROVEN and ours[i][0] is not None and theirs[j][0] is not None:
+                yield ours[i], theirs[j]
+
+    def proven_kinds(self) -> set[tuple[Kind, Kind]]:
+        """Kinds of which numbers say that some of one are some of the other."""
+        return set(self._kinds_told({int(i): int(j) for i, j in zip(*np.nonzero(self.values >= PROVEN), strict=True)}))
 
     def _analogous(self, pairs: Mapping[int, int]) -> Bits:
         """Names of which all that is proven goes together: `Qcur-1` and `layers.1.q_proj`, so `Qcur-2` and its like."""
@@ -128,6 +159,11 @@ class Likeness:
         said = np.where(both > 0, CONTENTS * share * share, np.where(either > 0, OTHER_CONTENTS, 0.0))
         found[np.ix_(list(ours), list(theirs))] = said
         return found
+
+
+def _kind(run: Run, side: Outline) -> Kind:
+    """The operation, and what it has: one with a bias is another than one without."""
+    return run.op, run.holds, tuple(sorted(side.weights[n].role for n in side.owned.get(run.name, ())))
 
 
 def _pattern(run: Run) -> tuple[Pattern, tuple[int, ...]]:
@@ -184,22 +220,6 @@ def _padded(ours: Outline, theirs: Outline) -> NDArray[np.bool_]:
 def _is_padded(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
     left, right = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
     return len(ours) == len(theirs) > 2 and left.total() == right.total() == 1 and min(left) < min(right)
-
-
-def _kinds(ours: Outline, theirs: Outline) -> Bits:
-    families = [[_family(run) for run in side.runs] for side in (ours, theirs)]
-    known = [np.array([family is not None for family in side], bool) for side in families]
-    a, b = _codes(families[0], families[1])
-    same = a[:, None] == b[None, :]
-    both = known[0][:, None] & known[1][None, :]
-    said = np.where(same, SAME_FAMILY, OTHER_FAMILY) * both
-    holding = _table(ours, theirs, lambda run: run.holds)
-    found: Bits = np.where(holding, said, said - SAME_FAMILY)
-    return found
-
-
-def _family(run: Run) -> str | None:
-    return "product" if run.family in PRODUCTS else run.family
 
 
 def _shapes(ours: Outline, theirs: Outline) -> Bits:

@@ -23,7 +23,7 @@ def lying_names(by_name: Mapping[str, str], found: Correspondence) -> frozenset[
         if (by_name.get(run.name, ""), run.call) in theirs.by_key and run.name in by_name
     }
     told = {a: one.to for a, one in found.runs.items()}
-    other = {a for a, b in named.items() if told.get(a, b) != b}
+    other = {a for a, b in named.items() if theirs.groups[told.get(a, b)] != theirs.groups[b]}
     if not any(found.runs[a].how in PROVEN for a in other):
         return frozenset()
     taken = set(named.values())

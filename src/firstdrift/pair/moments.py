@@ -1,7 +1,8 @@
 """What is left of a tensor when its axes, its order and its shape are forgotten: enough to know it again.
 
 The extremes, the sum and the norm of two tensors agree if one is the other in another layout, and hardly ever
-otherwise. They add up, too: a fused tensor has the sums of its parts.
+otherwise. They add up, too: a fused tensor has the sums of its parts. Where order is asked for as well, a sum with
+weights that depend on the place tells a tensor from its transpose.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from numpy.typing import NDArray
 from .._kernels import stats
 from ..dtypes import roundoff
 from ..records import Record
-from ..traces import Trace
+from ..traces import Array, Trace
 
 EXACT = 1e-6  # of the largest element: the same numbers, summed in another order
 PROVEN_BITS = 24.0
 TIERS = ((EXACT, PROVEN_BITS), (1e-4, 14.0), (1e-2, 6.0))  # how near two are, and how many bits that says
 
+SAMPLED = 1 << 16  # elements that tell the order
+
 Matrix = NDArray[np.float64]
+Groups = tuple[NDArray[np.int64], NDArray[np.int64]]  # of either side: which tensors are one
 
 
 class Numbers(NamedTuple):
@@ -33,6 +37,7 @@ class Numbers(NamedTuple):
     total: float
     square: float
     fine: float
+    order: float = 0.0  # the elements weighted by their places, where that was asked for
 
     @property
     def is_constant(self) -> bool:
@@ -44,17 +49,27 @@ class Numbers(NamedTuple):
         return max(abs(self.low), abs(self.high))
 
 
-def numbers_of(trace: Trace, record: Record | None) -> Numbers | None:
+def numbers_of(trace: Trace, record: Record | None, *, ordered: bool = False) -> Numbers | None:
     """The numbers of a recorded tensor; None where there are none to be had."""
     if record is None or record.at is None or record.dtype is None or not record.nbytes:
         return None
-    found = stats(trace.array(record))
+    array = trace.array(record)
+    found = stats(array)
     if found.finite_count == 0 or found.min is None or found.max is None or found.mean is None:
         return None
     count = found.finite_count
     return Numbers(
-        count, float(found.min), float(found.max), found.mean * count, found.l2 * found.l2, roundoff(record.dtype)
-    )
+        count, float(found.min), float(found.max), found.mean * count, found.l2 * found.l2, roundoff(record.dtype),
+        _by_place(array) if ordered else 0.0,
+    )  # fmt: skip
+
+
+def _by_place(array: Array) -> float:
+    """A sum of elements, each weighted by its place in the order in which they lie: what a reshape does not change."""
+    flat = array.reshape(-1)
+    step = max(1, flat.size // SAMPLED)
+    some = np.asarray(flat[::step].real, np.float64)
+    return float(np.dot(np.where(np.isfinite(some), some, 0.0), np.sin(np.arange(some.size) + 1.0)))
 
 
 def joined(parts: Sequence[Numbers]) -> Numbers:
@@ -76,13 +91,21 @@ def apart(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -> M
     return _apart(_columns(ours), _columns(theirs))
 
 
+def in_order(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -> Matrix:
+    """How far they are by what their order makes of them, in units of their norm."""
+    a, b = _columns(ours)[:, :, None], _columns(theirs)[:, None]
+    with np.errstate(all="ignore"):
+        distance = np.abs(a[6] - b[6]) / np.sqrt(np.maximum(a[4], 1e-300))
+    return np.where(np.isfinite(distance), distance, np.inf)
+
+
 def _columns(side: Sequence[Numbers | None]) -> Matrix:
-    nothing = (-1, np.nan, np.nan, np.nan, np.nan, np.nan)
-    return np.array([nothing if one is None else one for one in side], np.float64).reshape(len(side), 6).T
+    nothing = (-1, *[np.nan] * 6)
+    return np.array([nothing if one is None else one for one in side], np.float64).reshape(len(side), 7).T
 
 
 def _apart(ours: Matrix, theirs: Matrix) -> Matrix:
-    (count, low, high, total, square, _), (count2, low2, high2, total2, square2, _) = ours[:, :, None], theirs[:, None]
+    (count, low, high, total, square), (count2, low2, high2, total2, square2) = ours[:5, :, None], theirs[:5, None]
     with np.errstate(all="ignore"):
         scale = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
         distance = np.maximum(np.abs(low - low2), np.abs(high - high2)) / scale
@@ -93,11 +116,22 @@ def _apart(ours: Matrix, theirs: Matrix) -> Matrix:
     return np.where((count == count2) & np.isfinite(distance), distance, np.inf)
 
 
-def bits(distance: Matrix, fine: float) -> Matrix:
-    """What it says that two tensors are as near as that: less, the more others are as near."""
+def bits(distance: Matrix, fine: float, groups: Groups | None = None) -> Matrix:
+    """What it says that two tensors are as near as that: less, the more others are as near. Those of one group are one
+    tensor, and no rivals."""
     found = np.zeros(distance.shape)
     for near, said in TIERS:
         close = distance <= max(near, 4 * fine)
-        rivals = np.maximum(close.sum(1, keepdims=True), close.sum(0, keepdims=True))
+        if not close.any():
+            continue
+        rivals = np.maximum(_others(close, groups and groups[1])[:, None], _others(close.T, groups and groups[0])[None])
         found = np.maximum(found, np.where(close, said / np.maximum(rivals, 1), 0.0))
     return found
+
+
+def _others(close: NDArray[np.bool_], group: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """With how many tensors of the other side each is close."""
+    counted: NDArray[np.int64] = close.sum(1)
+    for i in np.nonzero(counted > 1)[0] if group is not None else ():
+        counted[i] = len(np.unique(group[close[i]]))  # type: ignore[index]
+    return counted

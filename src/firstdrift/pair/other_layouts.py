@@ -9,7 +9,7 @@ same, after the steps that are named with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..records import Record
@@ -154,32 +154,40 @@ def _fitting(pair: Pair, usual: Mapping[object, Steps]) -> Steps | None:
 def _rows(
     steps: Mapping[Site, Steps], pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace
 ) -> dict[Site, Steps]:  # fmt: skip
-    """Weights whose rows lie in the order in which their outputs do."""
+    """Weights whose rows lie as their outputs do, or as outputs of that length do where these have other names."""
     found: dict[Site, Steps] = {}
-    heads = {site.name: head for site, one in steps.items() if (head := _head(one)) is not None}
-    for site, pair in _weights(pairs, heads):
-        shape, (size, halves) = pair.reference.shape or (), heads[site.name]
-        if shape != pair.candidate[0].shape or not shape or shape[0] % size:
+    heads = {site: head for site, one in steps.items() if (head := _head(one)) is not None}
+    own = {site.name: head for site, head in heads.items()}
+    by_length: dict[int, set[tuple[int, bool]]] = {}
+    for site, head in heads.items():
+        for length in _lengths(pairs[site].reference):
+            by_length.setdefault(length, set()).add(head)
+    for site, pair in pairs.items() if heads else ():
+        shape = pair.reference.shape or ()
+        if site.phase != "weight" or not _is_plain(pair) or not shape or shape != pair.candidate[0].shape:
             continue
-        rows = deinterleaved(shape, 0, size, halves=halves)
-        if agrees(reference.array(pair.reference), candidate.array(pair.candidate[0]), rows, EXACT):
-            for phase in ("weight", "grad", "grad_scaled", "weight_after"):
-                other = site._replace(phase=phase)
-                if other in pairs and _is_plain(pairs[other]):
-                    found[other] = rows
+        for size, halves in [own[site.name]] if site.name in own else by_length.get(shape[0], ()):
+            rows = deinterleaved(shape, 0, size, halves=halves)
+            arrays = reference.array(pair.reference), candidate.array(pair.candidate[0])
+            if shape[0] % size == 0 and not agrees(*arrays, (), EXACT) and agrees(*arrays, rows, EXACT):
+                found |= dict.fromkeys(_of_parameter(site, pairs), rows)
     return found
 
 
-def _weights(pairs: Mapping[Site, Pair], names: Mapping[str, object]) -> Iterable[tuple[Site, Pair]]:
-    return [
-        (site, pair)
-        for site, pair in pairs.items()
-        if site.phase == "weight" and site.name in names and _is_plain(pair)
-    ]
+def _lengths(record: Record) -> tuple[int, int]:
+    """How long an output is, with its heads apart or joined."""
+    shape = (1, *(record.shape or (1,)))
+    return shape[-1], shape[-1] * shape[-2]
+
+
+def _of_parameter(site: Site, pairs: Mapping[Site, Pair]) -> list[Site]:
+    others = [site._replace(phase=phase) for phase in ("weight", "grad", "grad_scaled", "weight_after")]
+    return [other for other in others if other in pairs and _is_plain(pairs[other])]
 
 
 def _head(steps: Steps) -> tuple[int, bool] | None:
     """The size of a head, and which way, where steps pull the pairs of a rotation apart along the last axis."""
+    steps = steps[-3:]
     if [step.kind for step in steps] != ["reshape", "permute", "reshape"]:
         return None
     size, halves = steps[0].shape[-2] * steps[0].shape[-1], steps[0].shape[-2] == 2 != steps[0].shape[-1]

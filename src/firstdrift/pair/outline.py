@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..records import Record
+from ..sites import Site
 from ..traces import Trace
 from .conventions import family_of, role_of, words_of
 from .moments import Numbers, numbers_of
@@ -101,13 +105,19 @@ class Outline:
             run.op = run.op or record.op
 
     def _made_of(self, forward: Iterable[Record]) -> dict[Key, set[Key]]:
-        """What each run reads, by recorded producers."""
+        """What each run reads, by recorded producers: of what another module was fed, who made that."""
         found: dict[Key, set[Key]] = {(run.name, run.call): set() for run in self.runs}
+        fed = {record.site: record.producers or () for record in forward if is_input(record.site)}
         for record in forward:
             key = record.site.name, record.site.call
-            for producer in record.producers or ():
+            waiting, seen = list(record.producers or ()), set[Site]()
+            while waiting:
+                producer = waiting.pop()
                 other = producer.name, producer.call
-                if producer.phase == "fwd" and key in found and other in found and other != key:
+                if producer in fed and producer not in seen:
+                    seen.add(producer)
+                    waiting.extend(fed[producer])
+                elif producer.phase == "fwd" and key in found and other in found and other != key:
                     found[key].add(other)
         return found
 
@@ -118,7 +128,7 @@ class Outline:
             site = record.site
             if site.phase == "fwd" and not site.port.startswith("in.") and (site.name, site.call) in returning:
                 returning[site.name, site.call] = number
-        order = _in_causal_order(made_of, returning)
+        order = _in_causal_order(self._returned(made_of), returning)
         self.runs = [self.by_key[key] for key in order]
         around = {name for run in self.runs for name in _around(run.name)}
         for place, run in enumerate(self.runs):
@@ -134,6 +144,15 @@ class Outline:
                 run.before.add(other.place)
                 other.after.add(run.place)
 
+    def _returned(self, made_of: Mapping[Key, set[Key]]) -> dict[Key, set[Key]]:
+        """What has to have returned before each run does: what it reads, and what runs inside it."""
+        found = {key: set(others) for key, others in made_of.items()}
+        for name, call in made_of:
+            around = next((key for one in _around(name) if (key := (one, call)) in found), None)
+            if around is not None and around not in found[name, call]:
+                found[around].add((name, call))
+        return found
+
     @cached_property
     def containers(self) -> dict[int, frozenset[int]]:
         """The runs that hold others, with the places of what they hold in their own call."""
@@ -147,8 +166,16 @@ class Outline:
 
     @cached_property
     def results(self) -> list[Numbers | None]:
-        """The numbers of what each run returns."""
-        return [numbers_of(self.trace, run.output) for run in self.runs]
+        """The numbers of what each run returns, their order included."""
+        return [numbers_of(self.trace, run.output, ordered=True) for run in self.runs]
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """Which runs return the very same numbers in one order: views, copies, what only hands something on."""
+        found: dict[object, int] = {}
+        return np.array(
+            [found.setdefault(n if one is None else one, len(found)) for n, one in enumerate(self.results)], np.int64
+        )
 
     @cached_property
     def values(self) -> list[Numbers | None]:
@@ -184,6 +211,11 @@ def _in_causal_order(made_of: Mapping[Key, set[Key]], returning: Mapping[Key, in
             if not waits[reader]:
                 heappush(ready, (returning[reader], reader))
     return [*order, *sorted(made_of.keys() - set(order), key=returning.__getitem__)]
+
+
+def is_input(site: Site) -> bool:
+    """Whether it is what a module was fed."""
+    return site.phase == "fwd" and site.port.startswith("in.")
 
 
 def dims_of(record: Record | None) -> Dims:

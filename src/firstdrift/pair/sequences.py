@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
+Groups = tuple[NDArray[np.int64], NDArray[np.int64]]  # of either side: which things are one
 
 
 class Aligned(NamedTuple):
@@ -23,39 +24,33 @@ class Aligned(NamedTuple):
     margin: float
 
 
-def align_sequences(scores: Scores) -> list[Aligned]:
+def align_sequences(scores: Scores, groups: Groups | None = None) -> list[Aligned]:
     """The best alignment in order. A score of 0 or less is no pair."""
     if not scores.size:
         return []
     scores = np.maximum(scores, 0.0)
     path = _path(scores, _best(scores))
-    return [Aligned(i, j, lead) for (i, j), lead in zip(path, margins(scores, path), strict=True)]
+    return [Aligned(i, j, lead) for (i, j), lead in zip(path, margins(scores, path, groups), strict=True)]
 
 
-def margins(scores: Scores, pairs: Sequence[tuple[int, int]]) -> list[float]:
-    """By how much the best alignment with each pair is better than the best that gives either of the two to another."""
+def margins(scores: Scores, pairs: Sequence[tuple[int, int]], groups: Groups | None = None) -> list[float]:
+    """By how much the best alignment with each pair is better than the best that gives either of the two to another.
+    Those of one group are one thing: which of them it is makes no difference."""
     if not pairs:
         return []
     scores = np.maximum(scores, 0.0)
     before, after = _best(scores), _best(scores[::-1, ::-1])[::-1, ::-1]
     through = np.where(scores > 0, before[:-1, :-1] + scores + after[1:, 1:], 0.0)
-    rows, columns = _two_best(through), _two_best(through.T)
-    found = []
-    for i, j in pairs:
-        rival = max(rows[i][1 if rows[i][2] == j else 0], columns[j][1 if columns[j][2] == i else 0])
-        found.append(float(through[i, j] - rival))
-    return found
+    return [float(through[i, j] - rival(through, i, j, groups)) for i, j in pairs]
 
 
-def _two_best(table: Scores) -> list[tuple[float, float, int]]:
-    """Of every row the best, the next best, and where the best is."""
-    if table.shape[1] < 2:
-        return [(row[0], 0.0, 0) for row in table]
-    first = table.argmax(1)
-    best = table[np.arange(len(table)), first]
-    rest = table.copy()
-    rest[np.arange(len(table)), first] = -np.inf
-    return list(zip(best.tolist(), rest.max(1).tolist(), first.tolist(), strict=True))
+def rival(scores: Scores, i: int, j: int, groups: Groups | None = None) -> float:
+    """The best score of either of a pair with another, one of its own group apart."""
+    row, column = scores[i], scores[:, j]
+    if groups is None:
+        return max(_without(row, j), _without(column, i))
+    others, more = row[groups[1] != groups[1][j]], column[groups[0] != groups[0][i]]
+    return float(max(others.max(initial=0.0), more.max(initial=0.0)))
 
 
 def _best(scores: Scores) -> Scores:
@@ -84,18 +79,17 @@ def _path(scores: Scores, best: Scores) -> list[tuple[int, int]]:
 
 
 def _without(row: Scores, place: int) -> float:
-    others = np.delete(row, place)
-    return float(others.max()) if others.size else 0.0
+    return float(max(row[:place].max(initial=0.0), row[place + 1 :].max(initial=0.0)))
 
 
-def mutual(scores: Scores) -> list[Aligned]:
+def mutual(scores: Scores, groups: Groups | None = None) -> list[Aligned]:
     """Pairs that are each other's best whatever the order, each with its lead over the next best of either side."""
     if not scores.size:
         return []
     best = scores.argmax(1)
     back = scores.argmax(0)
     return [
-        Aligned(i, int(j), float(scores[i, j] - max(_without(scores[i], j), _without(scores[:, j], i), 0.0)))
+        Aligned(i, int(j), float(scores[i, j] - rival(scores, i, int(j), groups)))
         for i, j in enumerate(best)
         if back[j] == i and scores[i, j] > 0
     ]
