@@ -27,6 +27,7 @@ class Made:
     reference: Path
     candidate: Path
     truth: dict[Site, tuple[str, str]]
+    any_of_one_tensor: bool = False  # of nodes that hold the very same numbers any is right
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def questions() -> Iterator[Question]:
     from .engines import engine_questions
 
     yield from engine_questions()
+    from .recorded import recorded_questions
+
+    yield from recorded_questions()
 
 
 def record(model: torch.nn.Module, path: Path, *inputs: object, **options: object) -> fd.Trace:
