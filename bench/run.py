@@ -8,6 +8,7 @@ BENCHES = (
     "c_header",
     "kernels",
     "diff",
+    "pairing",
     "commands",
     "capture",
     "program",

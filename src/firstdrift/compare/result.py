@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .._kernels import Measurement
 from ..pair.pairs import Pair, Unmatched
-from ..sites import Site
+from ..sites import PARAMETER_PHASES, Site
 from ..strict_json import plain
 
 SCHEMA = "firstdrift-diff-v1"
@@ -283,8 +283,8 @@ class Result:
         for result in self.pairs:
             pair = result.pair
             if pair.candidate and pair.site.phase not in ("input", "loss", "lossgrad"):
-                names = tuple(dict.fromkeys(record.site.name for record in pair.candidate))
-                one = Match(pair.site.name, names, pair.matched, _sureness(pair))
+                names = tuple(dict.fromkeys(_owner(record.site) for record in pair.candidate))
+                one = Match(_owner(pair.site), names, pair.matched, _sureness(pair))
                 other = found.setdefault((one.name, names), one)
                 if (one.sure or 1.0) < (other.sure or 1.0):
                     found[one.name, names] = one
@@ -323,6 +323,11 @@ class Result:
             "pairs": [_pair(pair) for pair in self.pairs],
         }
         return plain(said)  # type: ignore[no-any-return]
+
+
+def _owner(site: Site) -> str:
+    """The module; of a parameter that none has, as those of a graph, its own name."""
+    return site.name or (site.port if site.phase in PARAMETER_PHASES else "")
 
 
 def _sureness(pair: Pair) -> float | None:

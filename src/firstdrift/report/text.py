@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ..compare.result import Cause, Effect, Result, SettingResult, Verdict
 from ..pair.pairs import Unmatched
-from ..sites import Site
+from ..sites import Site, shown
 from .reasons import proof_of, setting_in_words
 from .table import Paint, table
 from .words import confidence, fit, number_of, place, printable, wrap
@@ -118,12 +118,23 @@ def _first_drift(result: Result) -> list[tuple[str, str]]:
     first = result.first_drift
     if first is None:
         return []
-    said = [("first drift", _where(first.site, _several_steps(result)))]
+    said = [("first drift", _where(first.site, _several_steps(result)) + _called(result, first.site))]
     if first.introduced_by:
         said.append(("introduced by", first.introduced_by))
     if first.sentence and first.sentence not in result.sentence:
         said.append(("", first.sentence))
     return said + _cause(first.cause)
+
+
+def _called(result: Result, site: Site) -> str:
+    """What the candidate calls a site, where that is something else."""
+    pair = next((one.pair for one in result.pairs if one.site == site), None)
+    names = () if pair is None else tuple(dict.fromkeys(record.site.name for record in pair.candidate))
+    return f", the candidate's {' + '.join(map(_module, names))}" if names and names != (site.name,) else ""
+
+
+def _module(name: str) -> str:
+    return shown(name) or "(root)"
 
 
 def _cause(cause: Cause | None) -> list[tuple[str, str]]:
@@ -146,7 +157,7 @@ def _coverage(result: Result) -> list[tuple[str, str]]:
         facts.append(("matched", ", ".join(f"{count:,} by {how}" for how, count in matched.most_common())))
     renamed = [match for match in result.matches if match.candidate != (match.name,)]
     if renamed:
-        some = [f"{match.name} = {' + '.join(match.candidate)}" for match in renamed[:RENAMED]]
+        some = [f"{_module(m.name)} = {' + '.join(map(_module, m.candidate))}" for m in renamed[:RENAMED]]
         more = f"; {len(renamed) - RENAMED:,} more in result.matches and --json" if renamed[RENAMED:] else ""
         facts.append(("names", f"reference = candidate: {', '.join(some)}{more}"))
     return [*facts, *_reconciled(result), ("graph", result.graph)]
