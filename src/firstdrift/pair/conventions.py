@@ -20,7 +20,7 @@ FAMILIES = {
     "pool": ("pool",),
     "add": ("add",),
     "multiply": ("mul",),
-    "drop": ("dropout", "identity"),
+    "drop": ("dropout",),
 }
 # Products with a kernel of one point are linear layers, and called either.
 PRODUCTS = frozenset({"conv", "linear"})
