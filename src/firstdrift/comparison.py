@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 Source = str | PathLike[str] | Trace
 Globs = str | Sequence[str]  # one, or several
+LIKELY_RANGE = 0.9  # that what leaves the range of a dtype is the cause
+HUGE = 1e30  # what stands for infinity
 LIKELY = 0.3  # confidence, below which somebody else is asked
 USUAL = 0.1  # of what noise can be at most, it usually is
 
@@ -199,6 +201,8 @@ def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -
     given = explain(evidence, GIVEN)
     if _is_clear(given):
         return given
+    if not (np.abs(evidence.found) < HUGE).all() and (lost := out_of_range(pair, replays)) is not None:
+        return lost
     changed = None if replays is None else smallest_change(evidence, pair, replays)
     if changed is None:
         return explain(evidence, TABLE)
@@ -210,9 +214,19 @@ def _is_clear(cause: Cause) -> bool:
     return cause.label != "unknown" and cause.confidence >= LIKELY
 
 
+def out_of_range(pair: Pair, replays: Replays | None) -> Cause | None:
+    """That the candidate's own calls leave the range of their dtype, where the reference's do not."""
+    from .explain.labels import LABELS
+    from .explain.ranges import beyond_range
+
+    said = None if replays is None else beyond_range(replays, _made_at(pair.reference.site, replays))
+    return None if said is None else Cause("overflow", said, LIKELY_RANGE, LABELS["overflow"].confirm)
+
+
 def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:
     """The smallest change of the reference's program that gives what the candidate has."""
-    from .explain.engine import Asked, answer
+    from .explain.asked import Asked
+    from .explain.engine import answer
     from .explain.telling import cause_of
 
     site = _made_at(pair.reference.site, replays)

@@ -13,9 +13,10 @@ from ..program.edits import Edit, local, made_by
 from ..program.reruns import Rerun
 from .around import Around, Change, base, hidden, number
 from .changes.numbers import Constant, constants, plainly, table_change
-from .changes.several import told
-from .naming import CHANGED, additional_label, kind_label, setting_label, source_label
+from .changes.several import read_otherwise
+from .naming import CHANGED, additional_label, kind_label, setting_label
 from .narrowing import Lined, Narrow, telling_call
+from .values import told
 
 MOST_NUMBERS = 64  # of a table that is told
 MOST_AXES = 4  # whose orders are all tried
@@ -83,10 +84,8 @@ def _sources(lined: Lined, around: Around, theirs: Around) -> Iterator[Change]:
             return
         if len(pairs) == 1:
             old, new = pairs[0]
-            said = f"{around.written} reads {told(around.rerun, new)} instead of {told(around.rerun, old)}"
-            yield Change(
-                "source", source_label(around, old, new), said, edit, 3.0, parameters={"reads": told(around.rerun, new)}
-            )
+            label, said = read_otherwise(around, old, new)
+            yield Change("source", label, said, edit, 3.0, parameters={"reads": told(around.rerun, new)})
             return
     said = f"{call_told(around.rerun, theirs, args)} instead of {call_told(around.rerun, around, around.call.args)}"
     more = around.result in _refs(args, kwargs)  # the candidate's call works on what the reference's gives

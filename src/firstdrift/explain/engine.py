@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..judge.replay.replays import Replays
 from ..program.reruns import Piece, Rerun
 from ..program.running.not_replayable import NotReplayableError
-from ..sites import Site
-from ..traces import Array
 from . import narrowing
 from .aligned import Aligned, aligned
 from .around import Around, Change, base
+from .asked import Answer, Asked
+from .by_structure import by_path, goes_on, laid_over, stays
+from .chains import ends_earlier
 from .differing import differences
 from .grafted import CALLS
 from .grafting import smallest_graft
 from .labels import LABELS
 from .naming import CHANGED, additional_label
 from .search import arounds_of, changes_that_fit
+from .step_names import named
 from .trying import Question, Trial, Tried, apart, size
-from .words_of_calls import call_told, line_told
+from .values import call_told, line_of
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 NARROW_WORK = 12_000.0  # of these, to find the value that differs
@@ -32,40 +33,9 @@ UNNAMED = 6.0  # bits, that a change without a name of its own takes more
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
 MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
 MOST_CALLS = 600  # a program of more calls is no one operation
+WIDER = 1e-5  # relative: what numbers that are kept in float32 do to a run in float64
 ROUNDED = 1e-3  # relative: what float64 may be apart from what ran in a shorter format
 MOST_NAN = 0.5  # of what was found: any change that spoils everything would do
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The smallest change that was found, and others that cannot be told from it."""
-
-    label: str
-    sentence: str
-    parameters: dict[str, Any]
-    predicted: Array
-    left: float
-    bits: float
-    free: int
-    rivals: tuple[str, ...] = ()
-    both: bool = False  # both sides' programs were lined up
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A drift: the site, and what the candidate has there, as the reference's program has it."""
-
-    site: Site
-    replays: Replays
-    found: Array
-    noise: float
-    brought: Callable[[Array], Array]
-    piece: Piece | None = None
-
-    def question(self, rerun: Rerun) -> Question:
-        """The whole of it, asked of a program."""
-        expected = self.brought(rerun.array(rerun.target))
-        return Question(self.found, expected, self.noise, self.brought)
 
 
 def answer(asked: Asked) -> Answer | None:
@@ -73,12 +43,15 @@ def answer(asked: Asked) -> Answer | None:
     compare."""
     if np.iscomplexobj(asked.found):
         return None
-    if np.mean(np.isnan(np.asarray(asked.found, np.float64))) > MOST_NAN:
+    if np.mean(np.isnan(np.asarray(asked.found, np.float64))) > MOST_NAN or stays(asked):
         return None
     with suppress(NotReplayableError), asked.replays.running():
-        exact, piece = _exactly(asked), _piece(asked)
-        asked = replace(asked, piece=piece)
-        rerun = asked.replays.rerun(asked.site, exact=exact, piece=piece)
+        off, piece = _off(asked), _piece(asked)
+        asked = replace(asked, piece=piece, noise=max(asked.noise, min(off, WIDER)))
+        rerun = asked.replays.rerun(asked.site, exact=off <= ROUNDED, piece=piece)
+        path = by_path(asked, rerun) if asked.site.phase in ("agrad", "grad") and piece is None else None
+        if path is not None:
+            return path
         if rerun is None:
             return _read_elsewhere(asked)
         if len(rerun.calls) > MOST_CALLS:
@@ -106,7 +79,7 @@ def _read_elsewhere(asked: Asked) -> Answer | None:
         return None
     number = narrowing.telling_call(theirs, theirs.target)
     name = ".".join(part for part in (first.name, first.port) if part)
-    said = f"{asked.site.name} reads {call_told(theirs, number)} ({line_told(theirs, number)}) instead of {name}"
+    said = f"{asked.site.name} reads {call_told(theirs, number)} ({line_of(theirs, number)}) instead of {name}"
     return Answer(CHANGED, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
 
 
@@ -122,9 +95,9 @@ def _piece(asked: Asked) -> Piece | None:
     return Piece(counts[0] // 2, counts[0])
 
 
-def _exactly(asked: Asked) -> bool:
-    """Whether float64 computes what was recorded. Where rounding decides (scores beside a fill that swallows them), it
-    does not, and the run is looked into in the precision that it had."""
+def _off(asked: Asked) -> float:
+    """How far float64 is from what was recorded, relative to it. Where rounding decides (scores beside a fill that
+    swallows them), that is far, and the run is looked into in the precision that it had; else it is noise."""
     replays, site = asked.replays, asked.site
     own = replays.own_site(site)
     if own is not None and replays.own is not None:
@@ -132,9 +105,10 @@ def _exactly(asked: Asked) -> bool:
     else:
         made, recorded = replays.run(site, lambda _: None), replays.reference.array(site)
     if made is None or made.shape != recorded.shape:
-        return True
+        return 0.0
     wide = np.asarray(recorded, np.float64)
-    return apart(np.asarray(made, np.float64), wide) <= ROUNDED * size(wide)
+    whole = size(wide)
+    return apart(np.asarray(made, np.float64), wide) / whole if whole else 0.0
 
 
 def _by_one(asked: Asked, rerun: Rerun) -> Answer | None:
@@ -179,10 +153,13 @@ def _by_both(asked: Asked, rerun: Rerun) -> Answer | None:
 
 def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
     """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
-    first value that differs."""
+    first value that differs; else the few calls in which the two programs differ, one laid over the other."""
     question = asked.question(ours)
     trial = Trial(ours, question, NARROW_WORK)
     lined = narrowing.lined_up(ours, theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
+    chained = _chained(asked, lined, trial)
+    if chained is not None:
+        return chained
     both = aligned(lined)
     grafted = smallest_graft(both, Trial(ours, question, NARROW_WORK))
     if grafted is not None and grafted.change.label != CHANGED:
@@ -193,9 +170,26 @@ def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
         found = changes_that_fit(Trial(ours, question, NARROW_WORK), narrowing.changed_calls(lined))
     if grafted is not None:
         found = [grafted, *(one for one in found if _says_more(one.change, both))]
-    if found:
-        return replace(_told(found, lined, narrows), predicted=asked.found, both=True)
-    return _called_instead(asked, lined, narrows[0]) if narrows else None
+    return _said(asked, lined, found, narrows)
+
+
+def _chained(asked: Asked, lined: narrowing.Lined, trial: Trial) -> Answer | None:
+    """Several calls in a row that one side makes behind what both have."""
+    ended = [one for change in ends_earlier(lined) if (one := trial.tried(change)) is not None]
+    return replace(_told(ended), predicted=asked.found, both=True) if ended else goes_on(asked, lined)
+
+
+def _said(
+    asked: Asked, lined: narrowing.Lined, found: Sequence[Tried], narrows: Sequence[narrowing.Narrow]
+) -> Answer | None:
+    """The change that was found; where none was, or a number was fitted, the few calls in which both differ."""
+    answered = replace(_told(found, lined, narrows), predicted=asked.found, both=True) if found else None
+    if answered is not None and not answered.free:
+        return answered
+    laid = laid_over(asked, lined)
+    if laid is None and answered is None and narrows:
+        return _called_instead(asked, lined, narrows[0])
+    return laid or answered
 
 
 def _narrowly(
@@ -274,7 +268,7 @@ def _joined(changes: Sequence[Change]) -> Change:
 def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narrow) -> Answer | None:
     """What the candidate calls in the place of what the reference calls, where no change of one call says it."""
     ours, theirs = narrowing.telling_call(lined.ours, narrow.ref), narrowing.telling_call(lined.theirs, narrow.theirs)
-    mine, other = line_told(lined.ours, ours), line_told(lined.theirs, theirs)
+    mine, other = line_of(lined.ours, ours), line_of(lined.theirs, theirs)
     if mine is None or other is None:
         return None
     more, less = narrowing.more_and_less(lined, narrow)
@@ -284,7 +278,7 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
     if len(more) == 1 and not less:
         one = more[0]
         label = "double-bias" if _adds_again(lined, one) else additional_label(one.op, Around(lined.ours, ours))
-        where = line_told(lined.theirs, one.number)
+        where = line_of(lined.theirs, one.number)
         said = f"{mine}: the candidate has one call more, {call_told(lined.theirs, one.number)} ({where})"
     else:
         now, before = call_told(lined.theirs, theirs), call_told(lined.ours, ours)
@@ -305,6 +299,7 @@ def _told(
     found: Sequence[Tried], lined: narrowing.Lined | None = None, narrows: Sequence[narrowing.Narrow] = ()
 ) -> Answer:
     """The change of fewest bits; others of other names that take as many are its rivals."""
+    found = [replace(one, change=named(one.change, one.rerun)) for one in found]
     ranked = sorted(
         found, key=lambda one: (_bits(one.change), -LABELS[one.change.label].specificity, len(one.change.edit))
     )
@@ -313,13 +308,13 @@ def _told(
     as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
     rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
     numbers = [change.at] if change.at is not None else sorted(change.edit, key=rerun.order.index)
-    places = [line_told(rerun, number) for number in numbers if number in rerun.order]
+    places = [line_of(rerun, number) for number in numbers if number in rerun.order]
     place = next((one for one in places if one), None)
     sentence = f"{place}: {change.said}" if place else change.said
     if lined is not None and (narrows or change.theirs is not None):
         told = change.theirs
         theirs = narrowing.telling_call(lined.theirs, narrows[0].theirs) if told is None else told
-        other = line_told(lined.theirs, theirs)
+        other = line_of(lined.theirs, theirs)
         sentence += f"; the candidate's line is {other}" if other and other != place else ""
     return Answer(
         change.label,

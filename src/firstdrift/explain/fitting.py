@@ -39,6 +39,11 @@ def whole(value: float, left: Left, enough: float) -> tuple[float, float] | None
     return _least((value + by for by in NEARBY), left, enough)
 
 
+def among(values: Iterable[float], value: float, left: Left, enough: float) -> tuple[float, float] | None:
+    """The one of some numbers that leaves least: too few elements to fit any other."""
+    return _least((one for one in values if one != value), left, enough)
+
+
 def _least(values: Iterable[float], left: Left, enough: float) -> tuple[float, float] | None:
     best: tuple[float, float] | None = None
     for value in dict.fromkeys(values):

@@ -11,11 +11,10 @@ from ..program.reruns import Rerun
 from .aligned import Aligned, Graft
 from .around import MOVES, Around, Change, base
 from .changes.numbers import SHAPES
-from .changes.several import origin, told
 from .differing import settings_apart
 from .naming import CHANGED, additional_label, instead_label, left_out_label, skipped_label, source_label, swapped_label
 from .needing import edit_of, lost
-from .words_of_calls import call_told
+from .values import call_told, origin, told
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..program.calls import Call, Ref, reads
-from .around import ATTENTION, JOINS, MOVES, SOFTMAX, Around, base, is_mask
+from .around import ATTENTION, JOINS, LOW, MOVES, SOFTMAX, Around, base, is_mask, number
 
 CHANGED = "changed-call"
 ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
@@ -187,7 +187,7 @@ def skipped_label(around: Around) -> str:
         return "softcap"
     if around.op in ("clamp", "clamp_min", "clamp_max", "hardtanh"):
         return clamp_label(around)
-    if around.op in ("add", "sub", "rsub"):
+    if around.op in ("add", "sub"):
         return added_label(around, 0.0)
     if around.op in ("masked_fill", "where") and around.of_scores:
         return "mask-missing"
@@ -208,13 +208,19 @@ def axes_label(around: Around) -> str:
 
 def mask_label(around: Around) -> str:
     """What it is called if a condition holds everywhere or nowhere."""
-    if ATTENTION & around.after:
+    if ATTENTION & around.after or _hides(around):
         return "mask-missing"
     if around.in_tables and any(around.rerun.kind(ref) == "f" for ref in around.tensors):
         return table_of_angles(around, "rope-scaling")  # it is frequencies that are compared or chosen
     if around.in_tables or "embedding" in around.after:
         return "position-shift"
     return "skipped-op"
+
+
+def _hides(around: Around) -> bool:
+    """Whether something very low is put where a condition holds."""
+    filled = [one.call.args[2] for one in around.behind(frozenset()) if one.op == "masked_fill"]
+    return any((value := number(fill)) is not None and value <= LOW for fill in filled)
 
 
 def merge_label(around: Around, sizes: tuple[int, ...]) -> str:
@@ -351,20 +357,20 @@ ADDED: Mapping[str, str] = {
 }  # fmt: skip
 
 
-IN_BACKWARD: Mapping[str, str] = dict.fromkeys((CHANGED, "offset", "scale", "activation-variant"), "gradient-formula")
-IN_STEP: Mapping[str, str] = dict.fromkeys(("norm-eps", "norm-eps-placement"), "optimizer-eps")
+# What a change in a backward pass is called as it is anywhere; all others make it another derivative.
+OF_BACKWARD = frozenset({"dtype-rounding", "tied-gradient", "stale-buffer", "index-shift", "transpose", "call-count"})
 
 
 def phase_label(label: str, phase: str) -> str:
-    """What a change is called where it is one of a loss, of a backward pass or of an optimizer's step."""
-    if label == CHANGED and phase in ("loss", "lossgrad"):
-        return "loss-formula" if phase == "loss" else "gradient-formula"
+    """What a change is called where it is one of a loss or of a backward pass, whose forward pass is right."""
+    if phase == "loss" and label == CHANGED:
+        return "loss-formula"
     if phase == "grad" and label == "missing-term":
         return "tied-gradient"  # of a parameter's gradient the terms are its uses
     if phase == "agrad" and label in ("missing-term", "missing-residual"):
         return "gradient-missing"  # of an activation's, its readers
-    names = IN_BACKWARD if phase in ("agrad", "grad") else IN_STEP if phase in ("optim", "weight_after") else {}
-    return names.get(label, label)
+    is_backward = phase in ("lossgrad", "agrad", "grad") and not label.startswith("gradient")
+    return "gradient-formula" if is_backward and label not in OF_BACKWARD else label
 
 
 def additional_label(op: str, around: Around) -> str:

@@ -11,17 +11,17 @@ import numpy as np
 from ..program.edits import Edit
 from ..program.reruns import Rerun
 from .around import Around, Change
-from .changes import larger, masks, moves, several, terms
+from .changes import larger, masks, moves, several, states, terms
 from .changes.formats import formats
-from .changes.numbers import Constant, constants, extras, is_table, settings, table_change, without
-from .fitting import Left, fitted, fitted_table, whole
+from .changes.numbers import Constant, constants, extras, is_table, settings, table_change, usual, without
+from .fitting import Left, among, fitted, fitted_table, whole
 from .labels import LABELS
 from .naming import CHANGED
 from .trying import Floats, Trial, Tried
 
 TELLING = 16  # elements found for every number fitted to them
 MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
-TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, without, settings)
+TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, *states.TABLE, without, settings)
 ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
 
 Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
@@ -95,7 +95,7 @@ def together(changes: Sequence[Change]) -> Change:
 def _read(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Neighbours exchanged, tensors read turned or in another's place."""
     chosen = {one.number for one in arounds}
-    for change in chain(several.conjugates(trial.rerun), several.leaves(trial.rerun)):
+    for change in chain(states.stale(trial.rerun), several.conjugates(trial.rerun), several.leaves(trial.rerun)):
         if chosen & set(change.edit):
             yield from _tried(trial, change)
     for around in arounds:
@@ -121,6 +121,8 @@ def _masks(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
 
 def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Another number in the place of one that a call is given, or of all that are the same."""
+    for change in states.exchanged(arounds):
+        yield from _tried(trial, change)
     known = [one for around in arounds for one in constants(around)]
     alike: dict[object, list[Constant]] = {}
     for one in known:
@@ -133,8 +135,6 @@ def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
 
 def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
     first = group[0]
-    if trial.found.size < TELLING and not first.whole:
-        return
 
     def edit(value: float) -> Edit:
         made: dict[int, object] = {}
@@ -142,14 +142,15 @@ def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
             made |= one.edit(value)
         return made  # type: ignore[return-value]
 
-    fit = whole if first.whole else fitted
+    few = trial.telling < TELLING
+    fit = whole if first.whole else partial(among, usual(trial.rerun, first.value)) if few else fitted
     best = fit(first.value, lambda value: trial.left(edit(value)), trial.enough)
     if best is not None and best[1] <= trial.enough and best[0] != first.value:
         value = _fewest_digits(best[0], lambda value: trial.left(edit(value)), trial.enough)
         change = first.change(value, free=1)
         more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
         yield from _tried(trial, Change(change.kind, change.label, change.said + more, edit(value), change.bits,
-                                        0 if first.whole else 1, change.parameters))  # fmt: skip
+                                        0 if first.whole or few else 1, change.parameters))  # fmt: skip
 
 
 def _fewest_digits(value: float, left: Left, enough: float) -> float:
@@ -165,7 +166,7 @@ def _fewest_digits(value: float, left: Left, enough: float) -> float:
 
 def _extra(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """A factor or an offset that the code does not have."""
-    for around in arounds:
+    for around in arounds if trial.telling >= TELLING else ():
         for one in extras(around):
             yield from _fitted(trial, [one])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..compare.result import Cause
 from .agreement import distance
-from .engine import Answer
+from .asked import Answer
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,11 @@ class Trial:
         self.enough = EXACT * max(question.noise, LEAST_NOISE) * self.scale
         self.target: Ref = rerun.target
         self.until = rerun.spent + work
+
+    @cached_property
+    def telling(self) -> int:
+        """How many numbers were found: a tensor of one number everywhere says no more than that number."""
+        return len(np.unique(self.found))
 
     @property
     def late(self) -> bool:

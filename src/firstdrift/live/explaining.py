@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..compare.result import Cause, PairResult, Why
-from ..comparison import explained_by_both, noise_of, replayed_evidence
+from ..comparison import explained_by_both, noise_of, out_of_range, replayed_evidence
+from ..explain.agreement import distance
 from ..explain.gathering import Runs, gather
 from ..explain.labels import LABELS
 from ..explain.relations.screening import LARGE
@@ -21,6 +22,7 @@ from .reseeding import Reseeding, by_chance
 from .sides import Side
 
 PRECISE = 1e-9  # relative: noise of a float64 run
+FAR = 0.1  # relative: what is further apart was not rounded only
 SMALLER = "the reference's code is looked into for up to a million elements"
 OF_ROUNDING = frozenset(
     {"accumulator-precision", "dtype-rounding", "overflow", "quantisation", "rope-precision", "rounding-mode"}
@@ -60,6 +62,10 @@ def explained(
     if apart is not None:
         return by_chance(apart)
     if rounded and cause.label not in OF_ROUNDING:
+        is_far = not distance(evidence.expected, evidence.found) < FAR
+        lost = out_of_range(pairs[result.site], case.replays) if is_far else None
+        if lost is not None:
+            return lost
         sentence = "in float64 both sides compute the same; as they run, they round otherwise on the way"
         return Cause("dtype-rounding", sentence, 0.7, LABELS["dtype-rounding"].confirm)
     if cause.label == "unknown" and evidence.found.size > LARGE:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..sites import Site
 from ..traces import Array, Trace
 from .calls import Call, Function, Leaf, Place, Ref, Step, reads
 from .costs import Limits, check_cost, cost_of
-from .cuts import Cut
+from .cuts import Cut, type_of
 from .edits import ROUNDED, Edit, Fragment
 from .op_facts import results_of, written_by
 from .openings import opened_by
@@ -128,10 +129,31 @@ class Rerun:
         """The shape of a value."""
         return tuple(self._values[ref].shape)
 
+    def shape_of(self, ref: Ref) -> tuple[int, ...]:
+        """The shape of any value of the step, as it was recorded."""
+        known = type_of(self.step, ref)
+        return () if known is None else tuple(known.shape)
+
+    def recorded(self, site: Site) -> Array | None:
+        """What a run begins with at a site: the tensor that it is given, else the recorded one."""
+        trace, tensors, _, _ = self._again
+        given = None if tensors is None else tensors(site)
+        return given if given is not None or site not in trace else trace.array(site)
+
     def kind(self, ref: Ref) -> str:
         """What numbers a value has: b, i, f or c."""
         dtype = self._values[ref].dtype
         return "b" if dtype == torch.bool else "c" if dtype.is_complex else "f" if dtype.is_floating_point else "i"
+
+    def alone(self, number: int) -> Array | None:
+        """What one call makes in float64 of what it was given in this run; None where it cannot be made so."""
+        trace, tensors, _, taken = self._again
+        nodes = Nodes(self.step, trace, tensors, exact=True, shaken=None, taken=taken or {}, kept=frozenset())
+        try:
+            made = nodes.run(number, lambda ref: lifted(self._values[ref]))
+        except (*FAILURES, NotReplayableError):
+            return None
+        return _array(made[0]) if made else None
 
     def written(self, number: int) -> Call | Function:
         """A call as the model's code has it."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from math import isfinite
+from math import isfinite, prod
 
 import numpy as np
 
 from ...program.edits import Edit, made_by
-from ...program.reruns import Setting
+from ...program.reruns import Rerun, Setting
 from ..around import MOVES, Around, Change, number
 from ..naming import (
     added_label,
@@ -32,6 +32,7 @@ OPERANDS: Mapping[str, str] = {  # what the second operand does, where it is a n
 }  # fmt: skip
 CHOICES: Mapping[str, tuple[object, ...]] = {"approximate": ("none", "tanh"), "reduction": (0, 1, 2)}
 UNNAMED = frozenset({"other", "self", "exponent", "factor", "offset"})  # numbers that no argument names
+MOST_SIZES = 12  # of tensors, that a number may be taken for
 MOST_NUMBERS = 32  # of a table that is fitted
 SHAPES = frozenset({
     "view", "_unsafe_view", "reshape", "expand", "empty", "zeros", "ones", "full", "unsqueeze", "new_zeros",
@@ -85,6 +86,18 @@ def constants(around: Around) -> Iterator[Constant]:
         yield Constant(around, "other", value, whole, _label(around, "other", value), edit, OPERANDS[around.op])
 
 
+def usual(rerun: Rerun, value: float) -> list[float]:
+    """What a number may be mistaken for: its relatives, other numbers of the program, sizes of its tensors."""
+    found = [0.0, 1.0, -value, 1 - value, value * value, 2 * value, value / 2, value + 1, value - 1]
+    found += [1 / value, abs(value) ** 0.5] if value else []
+    sizes = dict.fromkeys(size for ref in rerun.refs for size in (*rerun.shape(ref), prod(rerun.shape(ref))))
+    some = [float(size) for size in sizes if size > 1][:MOST_SIZES]
+    found += [one for size in some for one in (size, 1 / size, value * size, value / size)]
+    found += [one for size in some for one in (value * size / (size - 1), value * (size - 1) / size)]
+    found += [one.value for number in rerun.calls for one in constants(Around(rerun, number))]
+    return list(dict.fromkeys(found))
+
+
 def _with(around: Around, name: str, whole: bool, value: float) -> Edit:
     return around.set(name, round(value) if whole else value)
 
@@ -115,7 +128,8 @@ def without(around: Around) -> Iterator[Change]:
     """A number that is added or multiplied with is not there."""
     for one in constants(around):
         neutral = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}.get(around.op)
-        if neutral is not None and one.value != neutral and around.kind == "f":
+        is_term = one.name == "alpha" and len(around.tensors) > 1  # which is left out as an operand
+        if neutral is not None and one.value != neutral and around.kind == "f" and not is_term:
             word = "added" if neutral == 0 else "there"
             said = f"{plainly(one.value)} of {around.written} is not {word}"
             parameters = {"value": neutral, "reference_value": one.value}

@@ -12,15 +12,14 @@ from ...program.calls import Call, Ref
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
 from ...traces import Array
-from ..around import MOVES, Around, Change, base, place_of, replaced
+from ..around import MOVES, Around, Change, base, replaced
 from ..naming import CHANGED, LOSSES, RECURRENT, ROOTS, interleave_label, mask_label, order_label, source_label
+from ..rows import left_out
+from ..values import name_of, told
 
-PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
 FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
 GATES = (3, 4)  # blocks of a recurrent layer's weights
 MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
-SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
-WRITTEN = MOVES | {"flatten", "unflatten", "contiguous", "repeat", "view_as", "expand_as", "getitem", "rearrange"}
 TRIVIAL = MOVES | {"arange", "zeros", "ones", "full", "scalar_tensor", "empty"}
 
 
@@ -59,7 +58,7 @@ def leaves(rerun: Rerun) -> Iterator[Change]:
         for number in rerun.readers[ref][:1]:
             for name, label, said, calls in _turned(rerun, ref, Around(rerun, number)):
                 edit = _reading(rerun, ref, calls)
-                yield Change(name, label, f"{_name(rerun, ref)} {said}", edit, 6.0)
+                yield Change(name, label, f"{name_of(rerun, ref)} {said}", edit, 6.0)
 
 
 def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
@@ -126,14 +125,6 @@ def _reading(rerun: Rerun, ref: Ref, calls: tuple[Call, ...]) -> dict[int, Fragm
     return edit
 
 
-def _name(rerun: Rerun, ref: Ref) -> str:
-    site = rerun.given.get(ref)
-    if site is None:
-        leaf = rerun.leaves.get(ref)
-        return (leaf.name if leaf is not None and leaf.name else None) or "a table"
-    return ".".join(part for part in (site.name, site.port) if part)
-
-
 def blocks(rerun: Rerun) -> Iterator[Change]:
     """The gates of a recurrent layer lie in another order, in all of its weights alike."""
     ops = {base(call) for call in rerun.calls.values()}
@@ -179,37 +170,21 @@ def sources(around: Around) -> Iterator[Change]:
         there = [other for other in around.rerun.refs if other != ref and around.rerun.shape(other) == shape
                  and around.rerun.kind(other) == kind and _is_before(around, other)]  # fmt: skip
         for other in there[-MOST_READ:]:
-            label = source_label(around, ref, other)
-            said = f"{around.written} reads {told(around.rerun, other)} instead of {told(around.rerun, ref)}"
+            label, said = read_otherwise(around, ref, other)
             edit = around.reading(ref, other)
             yield Change(
                 "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": told(around.rerun, other)}
             )
 
 
+def read_otherwise(around: Around, old: Ref, new: Ref) -> tuple[str, str]:
+    """What it is called, and how it is told, if a call reads another tensor: what its own was made of, or any."""
+    said = f"{around.written} reads {told(around.rerun, new)} instead of {told(around.rerun, old)}"
+    return left_out(around, old, new) or (source_label(around, old, new), said)
+
+
 def _is_before(around: Around, ref: Ref) -> bool:
     return ref.node < around.number or ref in around.rerun.given
-
-
-def told(rerun: Rerun, ref: Ref) -> str:
-    """A value as a reader knows it."""
-    ref = origin(rerun, ref)
-    if ref in rerun.given or ref in rerun.leaves:
-        return _name(rerun, ref)
-    one = Around(rerun, ref.node)
-    place = place_of(rerun, ref.node)
-    part = f"part {ref.at + 1}" if len(one.call.results) > 1 and base(one.call) in PARTED else "the result"
-    return f"{part} of {one.written}" + (f" of line {place.line}" if place is not None else "")
-
-
-def origin(rerun: Rerun, ref: Ref) -> Ref:
-    """A value before an operation gave it another shape for itself."""
-    while ref.node in rerun.calls and ref not in rerun.given:
-        one = Around(rerun, ref.node)
-        if one.op not in SHAPED or one.written in WRITTEN or not one.tensors:
-            break
-        ref = one.tensors[0]
-    return ref
 
 
 def conjugates(rerun: Rerun) -> Iterator[Change]:

@@ -175,7 +175,7 @@ def _of_comparisons(around: Around) -> str:
 
 def swaps(around: Around) -> Iterator[Change]:
     """Two arguments of one shape are exchanged."""
-    if around.op in SYMMETRIC or around.op in MOVES:
+    if around.op in SYMMETRIC or around.op in MOVES or (around.op == "lerp" and len(around.tensors) == 2):
         return
     args = around.call.args
     places = [at for at, one in enumerate(args) if isinstance(one, Ref)]

@@ -1,0 +1,159 @@
+"""What a change of an optimizer's step is called: by what a number works on, and by the settings that it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+from ..program.calls import Call, Earlier, Leaf, Ref, reads
+from ..program.reruns import Rerun
+from .around import MOVES, Around, Change, base
+from .naming import CHANGED, ROOTS
+from .rows import PART
+
+PARAMETER, GRADIENT, STATE = "parameter", "gradient", "state"
+PHASES: Mapping[str, str] = {"weight": PARAMETER, "grad": GRADIENT, "grad_scaled": GRADIENT, "optim": STATE}
+NEW = frozenset({"zeros_like", "zeros", "new_zeros", "full_like", "ones_like"})  # how a state begins
+OTHERS: Mapping[str, str] = {"norm-eps": "optimizer-eps", "norm-eps-placement": "optimizer-eps"}
+VAGUE = frozenset({
+    "scale", "offset", "attention-scale", "softcap", "residual-source", "gate-formula", "batchnorm-momentum", CHANGED,
+    "alibi-slope", "norm-eps", "norm-eps-placement", "router-renorm", "index-shift", "wrong-weight",
+})  # fmt: skip
+RATES = ("beta", "betas", "momentum", "dampening", "rho", "alpha", "gamma")  # settings by which an average moves
+NEAR = 1e-6  # relative: a number is one that was computed from settings
+MOST_STEPS = 3  # by which a count of steps may be off
+
+
+def named(change: Change, rerun: Rerun) -> Change:
+    """A change with the name that it has in an optimizer's step; any other as it is."""
+    calls = [Around(rerun, number) for number in change.edit if number in rerun.calls]
+    if change.label not in VAGUE or not calls:
+        return change
+    if all(one.call.part == PART for one in calls):
+        label = OTHERS.get(change.label) or _label(change, calls[-1])
+    else:
+        label = _of_average(change, calls[-1])
+    return change if label is None else replace(change, label=label)
+
+
+def _of_average(change: Change, around: Around) -> str | None:
+    """What it is called if a number is another one by which a module moves its own average."""
+    left = {ref for site, ref in around.rerun.step.sites.items() if site.phase == "weight_after"}
+    moves = around.rerun.target in left and _number(change.parameters) is not None
+    is_own = moves and any(role(around.rerun, ref) == PARAMETER for ref in around.tensors)
+    return "batchnorm-momentum" if is_own and around.op in ("lerp", "mul", "add") else None
+
+
+def _label(change: Change, around: Around) -> str | None:
+    before = _number(change.parameters)
+    if change.label == "residual-source":
+        return CHANGED
+    if before is None:
+        return None
+    roles = [role(around.rerun, ref) for ref in around.tensors]
+    first, rest = roles[0] if roles else None, roles[1:]
+    if first == PARAMETER and plain_op(around) in ("mul", "div"):
+        return "weight-decay-coupling"
+    if PARAMETER in rest and first != PARAMETER:
+        return "weight-decay-coupling"
+    if _is_one_of(before, _corrections(around.rerun, 1 if plain_op(around) == "div" else 2)):
+        return "optimizer-bias-correction"
+    if first == PARAMETER and plain_op(around) in ("add", "sub", "addcdiv", "addcmul"):
+        return "optimizer-lr"
+    if ROOTS & around.following and plain_op(around) in ("add", "sub"):
+        return "optimizer-eps"
+    if first == STATE and (_is_one_of(before, _rates(around.rerun)) or _makes_state(around)):
+        return "optimizer-momentum"
+    if first in (STATE, GRADIENT) and (_makes_state(around) or _averages(around)):
+        return "optimizer-momentum"
+    return "optimizer-lr" if _is_one_of(before, _settings(around.rerun, ("lr",))) else None
+
+
+def plain_op(around: Around) -> str:
+    """An operation, whether it is called for one tensor or for a list."""
+    return around.op.removeprefix("_foreach_").rstrip("_")
+
+
+def _number(parameters: Any) -> float | None:
+    """The reference's number that a change is about."""
+    known = dict(parameters or {})
+    found = [value for name, value in known.items() if name.startswith("reference_")]
+    ok = len(found) == 1 or (found and all(one == found[0] for one in found))
+    return float(found[0]) if ok and isinstance(found[0], int | float) and not isinstance(found[0], bool) else None
+
+
+def role(rerun: Rerun, ref: Ref) -> str | None:
+    """What a value is to a step: the parameter, its gradient or a state, also where it was written to meanwhile."""
+    while True:
+        site = rerun.given.get(ref)
+        if site is not None:
+            return PHASES.get(site.phase)
+        node = rerun.step.nodes[ref.node]
+        if isinstance(node, Leaf):
+            source = node.source.site if isinstance(node.source, Earlier) else node.source
+            return PHASES.get(getattr(source, "phase", ""))
+        read = reads(node)
+        if base(node) in NEW and node.part == PART:
+            return STATE
+        if not read or not (base(node) in MOVES or _is_written(node)):
+            return None
+        ref = read[ref.at] if ref.at < len(read) else read[0]
+
+
+def _is_written(call: Call) -> bool:
+    return call.op.split(".")[1].endswith("_")
+
+
+def _makes_state(around: Around) -> bool:
+    """Whether a call is on the way to what a step leaves as a state."""
+    sites = around.rerun.step.sites
+    own = {ref for site, ref in sites.items() if site.phase == "optim"}
+    return around.rerun.target in own or any(ref.node == around.number for ref in own)
+
+
+def _averages(around: Around) -> bool:
+    """Whether what a call makes is one part of a sum of a state and a gradient."""
+    sums = [one for one in around.next() if plain_op(one) in ("add", "sub")]
+    return any({_scaled(around.rerun, ref) for ref in one.tensors} == {STATE, GRADIENT} for one in sums)
+
+
+def _scaled(rerun: Rerun, ref: Ref) -> str | None:
+    """What a value is to a step, also where it is multiplied by a number."""
+    call = rerun.calls.get(ref.node)
+    if call is not None and ref not in rerun.given and base(call) == "mul" and len(reads(call)) == 1:
+        ref = reads(call)[0]
+    return role(rerun, ref)
+
+
+def _groups(rerun: Rerun) -> Sequence[Mapping[str, Any]]:
+    return [group for one in rerun.step.optimizers for group in one.get("groups", ())]
+
+
+def _settings(rerun: Rerun, names: Sequence[str]) -> Iterator[float]:
+    for group in _groups(rerun):
+        for name, value in group.items():
+            if any(name.rstrip("0123456789") == one for one in names):
+                for item in value if isinstance(value, list | tuple) else (value,):
+                    if isinstance(item, int | float) and not isinstance(item, bool):
+                        yield float(item)
+
+
+def _rates(rerun: Rerun) -> Iterator[float]:
+    for rate in _settings(rerun, RATES):
+        yield from (rate, 1 - rate)
+
+
+def _corrections(rerun: Rerun, first: int) -> Iterator[float]:
+    """What moments are divided by, at about this step; what stands for the first one may be a rate as well."""
+    count = rerun.step.number + 1
+    for rate in _settings(rerun, RATES):
+        for step in range(max(count - MOST_STEPS, first), count + MOST_STEPS + 1):
+            whole = 1 - rate**step
+            if 0 < whole < 1:
+                yield from (whole, sqrt(whole), 1 / whole, 1 / sqrt(whole))
+
+
+def _is_one_of(value: float, values: Iterator[float]) -> bool:
+    return any(abs(abs(value) - one) <= NEAR * abs(one) for one in values if one)
