@@ -46,7 +46,7 @@ ROUNDED = 0.42  # of a unit roundoff: the error of one rounding, in the root mea
 STEP = 2.0  # unit roundoffs of a power of two, from one number of a dtype to the next
 FUNCTIONS = 2.0  # times as far off is a function of one number that a library computes
 FAST = 4.0  # times as far off is one inside a larger kernel, which may approximate it
-TAIL = 6.0  # times one rounding of 1, an error function is off by there, also where it is small: 1 less its tail
+TAIL = 2.0  # times one rounding of 1, an error function is off by there, also where it is small: 1 less its tail
 BLOCKS = 8  # of the terms of a product, after each of which its sum is looked at
 SPLIT = 2  # parts in which a sum of a 16-bit format may be stored before they are added: half of its terms are in one
 
