@@ -17,6 +17,7 @@ from .around import Around, Change, base
 from .asked import Answer, Asked
 from .by_structure import by_path, goes_on, laid_over, stays
 from .chains import ends_earlier
+from .changes.tables import exchanged_tables
 from .differing import differences
 from .grafted import CALLS
 from .grafting import smallest_graft
@@ -29,6 +30,8 @@ from .values import call_told, line_of
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 NARROW_WORK = 12_000.0  # of these, to find the value that differs
+FITTED = 20.0  # bits, that a number takes that was fitted
+SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
 UNNAMED = 6.0  # bits, that a change without a name of its own takes more
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
 MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
@@ -60,8 +63,17 @@ def answer(asked: Asked) -> Answer | None:
             if asked.brought(rerun.array(rerun.target)).shape != piece.taken(asked.found, rerun.axis).shape:
                 return None
             asked = replace(asked, found=piece.taken(asked.found, rerun.axis))
-        return _by_both(asked, rerun) or _by_one(asked, rerun)
+        both = _by_both(asked, rerun)
+        if both is not None and both.bits <= SHORT and both.label != CHANGED:
+            return both
+        one = _by_one(asked, rerun)
+        return min((found for found in (both, one) if found is not None), key=_length, default=None)
     return None
+
+
+def _length(found: Answer) -> float:
+    """What it takes to say an answer, its fitted numbers and a missing name included."""
+    return found.bits + FITTED * found.free + UNNAMED * (found.label == CHANGED)
 
 
 def _read_elsewhere(asked: Asked) -> Answer | None:
@@ -157,6 +169,9 @@ def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
     question = asked.question(ours)
     trial = Trial(ours, question, NARROW_WORK)
     lined = narrowing.lined_up(ours, theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
+    tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
+    if tables:
+        return replace(_told(tables, lined), predicted=asked.found, both=True)
     chained = _chained(asked, lined, trial)
     if chained is not None:
         return chained
@@ -210,10 +225,8 @@ def _narrowly(
 
 
 def _says_more(change: Change, both: Aligned) -> bool:
-    """Whether a change has a name, nothing fitted, and is one of calls that the candidate does not make alike."""
-    return change.label != CHANGED and not change.free and all(
-        number in both.apart for number in change.edit
-    )  # fmt: skip
+    """Whether a change has a name and is one of calls that the candidate does not make alike."""
+    return change.label != CHANGED and all(number in both.apart for number in change.edit)
 
 
 def _both_levels(ours: Rerun, theirs: Rerun) -> Iterator[tuple[Rerun, Rerun]]:
@@ -330,4 +343,4 @@ def _told(
 
 def _bits(change: Change) -> float:
     """What it takes to say a change: one that has a name is one of few."""
-    return change.bits + 20.0 * change.free + UNNAMED * (change.label == CHANGED) + max(0, len(change.edit) - 1)
+    return change.bits + FITTED * change.free + UNNAMED * (change.label == CHANGED) + max(0, len(change.edit) - 1)

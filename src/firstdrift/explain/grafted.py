@@ -122,8 +122,19 @@ def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
         old, new = pairs[0]
         said = f"{around.written} reads {told(around.rerun, new)} instead of {told(around.rerun, old)}"
         return source_label(around, origin(around.rerun, old), origin(around.rerun, new)), said
+    if len(pairs) == 1 and len(graft.written) == 1 and not graft.keeps:
+        mine, other = pairs[0][0], _their_own(aligned, graft, around.tensors.index(pairs[0][0]))
+        label = "residual-source" if around.op in ("add", "sub") and not around.of_scores else CHANGED
+        if other is not None:
+            return label, f"{around.written} reads {told(aligned.theirs, other)} instead of {told(around.rerun, mine)}"
     now, before = call_told(aligned.theirs, graft.theirs), call_told(aligned.ours, graft.ours)
     return CHANGED, f"{now} instead of {before}"
+
+
+def _their_own(aligned: Aligned, graft: Graft, place: int) -> Ref | None:
+    """What the candidate's call reads at a place, where both read as many tensors."""
+    refs = reads(aligned.theirs.calls[graft.theirs])
+    return refs[place] if len(refs) == len(reads(aligned.ours.calls[graft.ours])) else None
 
 
 def _tensors_apart(around: Around, graft: Graft) -> list[tuple[Ref, Ref]]:
@@ -142,6 +153,7 @@ class _Apart:
 
     def __init__(self, aligned: Aligned, grafts: Sequence[Graft], made: Sequence[int], lost: Sequence[int]) -> None:
         self.aligned, self.grafts = aligned, grafts
+        self.count = len(made) + len(lost)  # whatever of them is told
         ours, theirs = aligned.ours, aligned.theirs
         common = self._read_instead() | (_outside(ours, lost) & self._as_ours(_outside(theirs, made)))
         if not made:
@@ -182,7 +194,7 @@ class _Apart:
             return None
         label, said = self._named(made, lost)
         at, theirs = (lost or [self.grafts[0].ours])[-1], (made or [self.grafts[0].theirs])[-1]
-        bits = A_CALL * (len(made) + len(lost)) + A_PLACE * (len(edit) - 1)
+        bits = A_CALL * max(self.count, len(made) + len(lost)) + A_PLACE * (len(edit) - 1)
         parameters = {"reference_calls": [base(self.aligned.ours.calls[one]) for one in lost],
                       "calls": [base(self.aligned.theirs.calls[one]) for one in made]}  # fmt: skip
         kind = " ".join((CALLS, *parameters["reference_calls"], "to", *parameters["calls"]))

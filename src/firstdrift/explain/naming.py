@@ -47,9 +47,7 @@ def setting_label(around: Around, name: str) -> str:
     if name == "diagonal":
         return position_label(around, abs(int(around.settings[name].value or 0)) > 1)
     if name in ("start", "end", "index", "step"):
-        if around.op == "arange":
-            return position_label(around, False)
-        return "position-shift" if around.op != "arange" and _reads_table(around) else "index-shift"
+        return _index_label(around)
     if name in ("min", "max"):
         return clamp_label(around)
     if name == "value" and "pad" in around.op:
@@ -59,6 +57,12 @@ def setting_label(around: Around, name: str) -> str:
     if name in ("value", "fill_value", "exponent"):
         return CHANGED
     return SETTINGS.get(name, CHANGED)
+
+
+def _index_label(around: Around) -> str:
+    if around.op == "arange":
+        return position_label(around, False)
+    return "position-shift" if _reads_table(around) else "index-shift"
 
 
 def _reads_table(around: Around) -> bool:

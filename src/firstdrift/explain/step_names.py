@@ -17,10 +17,11 @@ PARAMETER, GRADIENT, STATE = "parameter", "gradient", "state"
 PHASES: Mapping[str, str] = {"weight": PARAMETER, "grad": GRADIENT, "grad_scaled": GRADIENT, "optim": STATE}
 NEW = frozenset({"zeros_like", "zeros", "new_zeros", "full_like", "ones_like"})  # how a state begins
 OTHERS: Mapping[str, str] = {"norm-eps": "optimizer-eps", "norm-eps-placement": "optimizer-eps"}
+LEFT_OUT = frozenset({"missing-residual", "missing-term"})
 VAGUE = frozenset({
     "scale", "offset", "attention-scale", "softcap", "residual-source", "gate-formula", "batchnorm-momentum", CHANGED,
     "alibi-slope", "norm-eps", "norm-eps-placement", "router-renorm", "index-shift", "wrong-weight",
-})  # fmt: skip
+}) | LEFT_OUT  # fmt: skip
 RATES = ("beta", "betas", "momentum", "dampening", "rho", "alpha", "gamma")  # settings by which an average moves
 NEAR = 1e-6  # relative: a number is one that was computed from settings
 MOST_STEPS = 3  # by which a count of steps may be off
@@ -32,7 +33,8 @@ def named(change: Change, rerun: Rerun) -> Change:
     if change.label not in VAGUE or not calls:
         return change
     if all(one.call.part == PART for one in calls):
-        label = OTHERS.get(change.label) or _label(change, calls[-1])
+        is_term = change.label in LEFT_OUT
+        label = OTHERS.get(change.label) or (_left_out(calls[-1]) if is_term else _label(change, calls[-1]))
     else:
         label = _of_average(change, calls[-1])
     return change if label is None else replace(change, label=label)
@@ -69,6 +71,12 @@ def _label(change: Change, around: Around) -> str | None:
     if first in (STATE, GRADIENT) and (_makes_state(around) or _averages(around)):
         return "optimizer-momentum"
     return "optimizer-lr" if _is_one_of(before, _settings(around.rerun, ("lr",))) else None
+
+
+def _left_out(around: Around) -> str:
+    """What a term is called that a step leaves out: the gradient beside its average, or the parameter that decays."""
+    roles = {_scaled(around.rerun, ref) for ref in around.tensors}
+    return "weight-decay-coupling" if PARAMETER in roles else "optimizer-momentum" if STATE in roles else CHANGED
 
 
 def plain_op(around: Around) -> str:

@@ -32,6 +32,7 @@ from .running.nodes import Nodes, Tensors
 from .running.not_replayable import NotReplayableError
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import TORCH_DTYPES, lifted
+from .running.unchecked import refuse_unfit
 
 AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
 KEPT = Limits(calls=2_000, elements=1 << 26, bytes=384 << 20)  # of one cut, all of whose values are kept
@@ -210,6 +211,8 @@ class Rerun:
             return self._changed(number, fragment, value)
         node = self.step.nodes[number]
         if any(ref in again for ref in reads(node)):
+            if isinstance(node, Call):
+                refuse_unfit(node, value, node, self._values.__getitem__)
             return self._nodes.run(number, value)
         return ()
 
@@ -222,6 +225,7 @@ class Rerun:
 
         last: list[torch.Tensor] = []
         for at, call in enumerate(fragment.calls):
+            refuse_unfit(call, own, self.calls.get(number), self._values.__getitem__)
             last = _called(call, own, self.exact)
             made |= {Ref(-1 - at, place): one for place, one in enumerate(last)}
         results = [own(ref) for ref in fragment.results] or last

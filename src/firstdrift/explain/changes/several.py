@@ -61,21 +61,28 @@ def leaves(rerun: Rerun) -> Iterator[Change]:
                 yield Change(name, label, f"{name_of(rerun, ref)} {said}", edit, 6.0)
 
 
-def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
+def _replaced_by(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
+    """Zeros, ones, positions counted anew, or the same less its mean, in the place of a value."""
     shape = rerun.shape(ref)
-    own = reader.is_parameter(ref)
     if rerun.kind(ref) == "f" and shape:
-        yield "zeros", CHANGED, "is taken to be zero", (made_by("zeros_like.default", ref),)
+        label = "missing-bias" if len(shape) == 1 and reader.is_parameter(ref) else CHANGED
+        yield "zeros", label, "is taken to be zero", (made_by("zeros_like.default", ref),)
         yield "ones", CHANGED, "is taken to be one", (made_by("ones_like.default", ref),)
     if rerun.kind(ref) in "bi" and shape and reader.op not in ("embedding", "index"):
         yield "ones", mask_label(reader), "is taken to be one everywhere", (made_by("ones_like.default", ref),)
     if are_positions(rerun, ref):
         counted = made_by("arange.default", shape[-1]), made_by("expand.default", local(0), shape)
         yield "counted", "position-shift", f"is taken to be 0 to {shape[-1] - 1} in every row", counted
-    if rerun.kind(ref) == "f" and len(shape) >= 2 and not own and ROOTS & reader.after:
+    if rerun.kind(ref) == "f" and len(shape) >= 2 and not reader.is_parameter(ref) and ROOTS & reader.after:
         mean = made_by("mean.dim", ref, (-1,), True)
         yield ("centred", "rms-vs-layernorm", "has its mean over the last axis subtracted",
                (mean, made_by("sub.Tensor", ref, local(0))))  # fmt: skip
+
+
+def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
+    yield from _replaced_by(rerun, ref, reader)
+    shape = rerun.shape(ref)
+    own = reader.is_parameter(ref)
     if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1:
         yield "transposed", "transpose", "is transposed", (made_by("transpose.int", ref, -1, -2),)
     if len(shape) >= 2 and shape[0] == shape[1] and shape[0] > 1 and len(shape) > 2:

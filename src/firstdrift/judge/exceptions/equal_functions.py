@@ -355,15 +355,16 @@ def _taken_further(ours: NDArray[np.float64], theirs: NDArray[np.float64], times
 
 
 def _sides(part: Part, case: Case, replays: Replays) -> tuple[_Side, _Side] | None:
-    """Both sides of a part: the candidate's own program, or the reference's with the candidate's weights."""
+    """Both sides of a part: the candidate's own program, or, where it recorded none, the reference's with the
+    candidate's weights. None where its program has no such part: nothing is known of its function then."""
     step = replays.program.steps.get(part.outputs[0].step)
     pairs = [case.items[one].pair for one in (*part.inputs, *part.outputs)]
     if step is None or any(pair.site != pair.reference.site or pair.site not in step.sites for pair in pairs):
         return None
     ours = _Side(step, case.reference, part.inputs, part.outputs, lambda site: None)
     own = _own_side(part, replays)
-    if own is not None:
-        return ours, own
+    if own is not None or replays.own is not None:
+        return None if own is None else (ours, own)
     return ours, _Side(step, case.reference, part.inputs, part.outputs, _weights_only(replays))
 
 

@@ -1,0 +1,70 @@
+"""A table that the code holds is another one on the candidate's side: frequencies, slopes, offsets made before the run.
+
+Both tables are on record, so that nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...program.calls import Ref
+from ...program.edits import Fragment, local, made_by
+from ...program.reruns import Rerun
+from ...traces import Array
+from ..around import Around, Change
+from ..naming import table_label
+from ..narrowing import Lined
+from ..values import told
+from .numbers import plainly
+
+BITS = 4.0  # to say which table, of the few that a program holds
+FEWEST = 2  # numbers of a table
+SHOWN = 4
+STRAIGHT = 1e-5  # relative: what logarithms of powers may be off a straight line in float32
+
+
+def exchanged_tables(lined: Lined) -> Iterator[Change]:
+    """The candidate's tables in the place of the reference's of the same shape."""
+    for other in _tables(lined.theirs):
+        for ref in _tables(lined.ours):
+            ours, theirs = lined.ours.array(ref), lined.theirs.array(other)
+            if other not in lined.twins and ref not in lined.equal and ours.shape == theirs.shape:
+                yield _exchanged(lined.ours, ref, ours, theirs)
+
+
+def _tables(rerun: Rerun) -> list[Ref]:
+    return [ref for ref in rerun.leaves if rerun.kind(ref) == "f" and rerun.array(ref).size >= FEWEST]
+
+
+def _exchanged(rerun: Rerun, ref: Ref, ours: Array, theirs: Array) -> Change:
+    edit: dict[int, Fragment] = {}
+    for number in rerun.readers[ref]:
+        edit |= Around(rerun, number).reading(ref, local(0), made_by("clone.default", theirs))
+    around = Around(rerun, rerun.readers[ref][0])
+    label, parameters = table_label(around), dict[str, Any]()
+    bases = _base(ours), _base(theirs)
+    if label == "rope-scaling" and None not in bases:
+        label, parameters = "rope-theta", {"theta": bases[1], "reference_theta": bases[0]}
+        said = f"the base of the frequencies is {plainly(bases[1] or 0)} instead of {plainly(bases[0] or 0)}"
+    else:
+        said = f"{told(rerun, ref)} holds {_some(theirs)} instead of {_some(ours)}"
+    return Change("table", label, said, edit, BITS, parameters=parameters)
+
+
+def _base(table: Array) -> float | None:
+    """The base of a table that holds its powers, from 1 down, evenly; None of any other."""
+    flat = np.asarray(table, np.float64).ravel()
+    if len(flat) <= FEWEST or flat[0] != 1 or not (flat > 0).all():
+        return None
+    steps = np.diff(np.log(flat))
+    if not np.allclose(steps, steps[0], rtol=STRAIGHT) or steps[0] >= 0:
+        return None
+    return float(np.exp(-steps.mean() * len(flat)))
+
+
+def _some(table: Array) -> str:
+    flat = np.asarray(table, np.float64).ravel()
+    return ", ".join(plainly(float(one)) for one in flat[:SHOWN]) + (", ..." if len(flat) > SHOWN else "")
