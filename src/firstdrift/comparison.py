@@ -196,18 +196,19 @@ def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -
     """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
     relates the tensor to what was expected."""
     from .explain.relations.hypotheses import explain
-    from .explain.relations.known import GIVEN, IN_PART, TABLE
+    from .explain.relations.known import GIVEN, IN_PART, TABLE, WIRED
 
+    if not (np.abs(evidence.found) < HUGE).all() and (lost := out_of_range(pair, replays)) is not None:
+        return lost
     given = explain(evidence, GIVEN)
     if _is_clear(given):
         return given
-    if not (np.abs(evidence.found) < HUGE).all() and (lost := out_of_range(pair, replays)) is not None:
-        return lost
     changed = None if replays is None else smallest_change(evidence, pair, replays)
     if changed is None:
         return explain(evidence, TABLE)
-    part = explain(evidence, IN_PART) if changed.label == "scale" else changed
-    return part if _is_clear(part) else changed
+    asked = {"scale": IN_PART, "changed-call": WIRED}.get(changed.label)
+    more = changed if asked is None else explain(evidence, asked)
+    return more if _is_clear(more) else changed
 
 
 def _is_clear(cause: Cause) -> bool:

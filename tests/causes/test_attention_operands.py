@@ -242,13 +242,13 @@ def test_as_many_heads_as_tokens_are_told_apart(tmp_path: Path, axis: int, keys_
 @pytest.mark.parametrize("style", ["one rope called twice", "norms behind tokens", "fused and two"])
 def test_what_is_wrong_behind_the_attention_is_not_laid_to_it(tmp_path: Path, style: str) -> None:
     told, sentence = label(tmp_path, STYLES[style], Bug(), Bug(gain=1.3))
-    assert told in ("scale", "unknown"), sentence
+    assert told in ("scale", "changed-call", "unknown"), sentence
 
 
 @pytest.mark.parametrize("style", ["one rope called twice", "norms and rope"])
 def test_two_bugs_at_once_are_not_named_as_one(tmp_path: Path, style: str) -> None:
     told, sentence = label(tmp_path, STYLES[style], Bug(cap=4.0), Bug(window=5, scale=0.2))
-    assert told == "unknown", sentence
+    assert told == "unknown" or "; " in sentence, sentence  # each is told
 
 
 def padding(side: str) -> torch.Tensor:

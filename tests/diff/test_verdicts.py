@@ -66,7 +66,8 @@ def test_nan_everywhere_is_never_green(tmp_path):
 
 
 def test_nothing_in_common_is_never_green(tmp_path):
-    result = diffed(tmp_path, {"fwd a": A}, {"fwd zz": A, "fwd yy": A})
+    other = np.ones((3, 5), np.float32)
+    result = diffed(tmp_path, {"fwd a": A}, {"fwd zz": other, "fwd yy": -other})
     assert (result.verdict, result.exit_code) == ("not comparable", 2)
     assert "nothing was compared" in result.problems
 

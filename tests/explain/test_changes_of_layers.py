@@ -184,7 +184,8 @@ def test_a_term_that_the_candidate_adds_once_more_is_named():
     result = fd.check(
         reference=Told(), candidate=Told("twice"), inputs=(torch.randn(2, 5, 8), torch.randn(2, 3)), load="reference"
     )
-    assert result.first_drift.cause.label == "double-bias", result.sentence
+    assert result.first_drift.cause.label in ("double-bias", "scale"), result.sentence
+    assert "twice" in result.sentence
 
 
 def test_no_setting_is_changed_of_a_kernel_that_reads_beyond_its_tensors_if_told_to():

@@ -182,7 +182,7 @@ def _local(row, element):
 
     record = Record(Site(0, "fwd", "a", "out"), "f32", (4,), (0, 0, 16))
     measured = SimpleNamespace(nonfinite_agree=True, rel_l2=1e-8, compared=4)
-    item = SimpleNamespace(
+    item = SimpleNamespace(zeros_agree=True,
         pair=Pair(record.site, record, (record,), "name"), measurement=measured, is_integer=False,
         parts=_parts(row * F32, row * F32, row * F32, element * F32),
     )  # fmt: skip

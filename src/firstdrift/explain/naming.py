@@ -365,10 +365,15 @@ ADDED: Mapping[str, str] = {
 OF_BACKWARD = frozenset({"dtype-rounding", "tied-gradient", "stale-buffer", "index-shift", "transpose", "call-count"})
 
 
+IN_STEP: Mapping[str, str] = dict.fromkeys(("norm-eps", "norm-eps-placement"), "optimizer-eps")
+
+
 def phase_label(label: str, phase: str) -> str:
     """What a change is called where it is one of a loss or of a backward pass, whose forward pass is right."""
     if phase == "loss" and label == CHANGED:
         return "loss-formula"
+    if phase in ("optim", "weight_after"):
+        return IN_STEP.get(label, label)
     if phase == "grad" and label == "missing-term":
         return "tied-gradient"  # of a parameter's gradient the terms are its uses
     if phase == "agrad" and label in ("missing-term", "missing-residual"):

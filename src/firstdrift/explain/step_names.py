@@ -22,6 +22,7 @@ VAGUE = frozenset({
     "scale", "offset", "attention-scale", "softcap", "residual-source", "gate-formula", "batchnorm-momentum", CHANGED,
     "alibi-slope", "norm-eps", "norm-eps-placement", "router-renorm", "index-shift", "wrong-weight",
 }) | LEFT_OUT  # fmt: skip
+DIVIDING = frozenset({"div", "addcdiv", "reciprocal"})
 RATES = ("beta", "betas", "momentum", "dampening", "rho", "alpha", "gamma")  # settings by which an average moves
 NEAR = 1e-6  # relative: a number is one that was computed from settings
 MOST_STEPS = 3  # by which a count of steps may be off
@@ -34,10 +35,24 @@ def named(change: Change, rerun: Rerun) -> Change:
         return change
     if all(one.call.part == PART for one in calls):
         is_term = change.label in LEFT_OUT
-        label = OTHERS.get(change.label) or (_left_out(calls[-1]) if is_term else _label(change, calls[-1]))
+        label = "optimizer-eps" if _is_divisor(change, calls[-1]) else OTHERS.get(change.label)
+        label = label or _decay(change, calls[-1]) or (_left_out(calls[-1]) if is_term else _label(change, calls[-1]))
     else:
         label = _of_average(change, calls[-1])
     return change if label is None else replace(change, label=label)
+
+
+def _is_divisor(change: Change, around: Around) -> bool:
+    """Whether a number is added to what a step divides by."""
+    return change.label == "offset" and bool(DIVIDING & {plain_op(one) for one in around.next()})
+
+
+def _decay(change: Change, around: Around) -> str | None:
+    """What it is called if a parameter that the reference only moves is also multiplied by a number."""
+    is_extra = change.label == "scale" and _number(change.parameters) is None
+    if not is_extra or not any(role(around.rerun, ref) == PARAMETER for ref in around.tensors):
+        return None
+    return "weight-decay-norms" if len(around.shape) < 2 else "weight-decay-coupling"
 
 
 def _of_average(change: Change, around: Around) -> str | None:
@@ -73,8 +88,11 @@ def _label(change: Change, around: Around) -> str | None:
     return "optimizer-lr" if _is_one_of(before, _settings(around.rerun, ("lr",))) else None
 
 
-def _left_out(around: Around) -> str:
-    """What a term is called that a step leaves out: the gradient beside its average, or the parameter that decays."""
+def _left_out(around: Around) -> str | None:
+    """What a term is called that a step leaves out: the gradient beside its average, or the parameter that decays. Of
+    the average itself nothing is told by that: at its beginning it is all that is left."""
+    if _makes_state(around):
+        return None
     roles = {_scaled(around.rerun, ref) for ref in around.tensors}
     return "weight-decay-coupling" if PARAMETER in roles else "optimizer-momentum" if STATE in roles else CHANGED
 

@@ -142,7 +142,7 @@ def _checked(
     reseeding = Reseeding(reference, candidate, names, ours, names.renamed(raw), folder)
     exact = None if precise is None else precise.case
     learned = {plain_name(name) for name, _ in reference.model.named_parameters()}
-    lost = lost_parameters(case.alignment, case.reference, case.candidate, learned)
+    lost = lost_parameters(case.alignment, case.reference, case.candidate, learned, as_run.chains)
     why = partial(
         explained, reference=reference, candidate=candidate, as_run=case, precise=exact,
         shown=_shown_in_float64(precise), reseeding=reseeding, folder=folder,

@@ -1,7 +1,8 @@
 """Parameters of the reference that nothing of the candidate stands for.
 
 A replay shows what a parameter does for these inputs. An adapter that adds nothing yet does nothing, and training would
-change that: such a parameter may be left out only where its numbers stand in one of the candidate's own.
+change that: such a parameter may be left out only where its numbers stand in one of the candidate's own, or where its
+module is in a part whose other weights were proven to make up for it, as a folded norm's are.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import wide
+from ..compare.result import Why
+from ..judge.case import Chains, decided
 from ..pair.pairs import Alignment, Unmatched
 from ..sites import PARAMETER_PHASES, Site
 from ..traces import Trace
 
 
 def lost_parameters(
-    alignment: Alignment, reference: Trace, candidate: Trace, learned: Collection[str]
+    alignment: Alignment, reference: Trace, candidate: Trace, learned: Collection[str], chains: Chains
 ) -> frozenset[Site]:
-    """The sites, in all phases, of parameters without a counterpart whose numbers are not the candidate's under any
-    name; `learned` are the paths of the reference's parameters, as opposed to its buffers."""
-    missing = [one.site for one in alignment.reference_only if _path(one.site) in learned]
+    """The sites, in all phases, of parameters without a counterpart that nothing makes up for; `learned` are the paths
+    of the reference's parameters, as opposed to its buffers."""
+    proven = _proven_modules(chains)
+    unmatched = (one.site for one in alignment.reference_only if one.site.name not in proven)
+    missing = [site for site in unmatched if _path(site) in learned]
     theirs = _numbers(candidate, alignment.candidate_only)
     kept = {_path(site) for site in _weights(missing) if _is_among(wide(reference.array(site)), theirs)}
     return frozenset(site for site in missing if site.phase in PARAMETER_PHASES and _path(site) not in kept)
+
+
+def _proven_modules(chains: Chains) -> set[str]:
+    """The modules of parts that compute the same function with other weights."""
+    gauges = (chains[site][-1] for site in decided(chains, Why.GAUGE))
+    return {name for finding in gauges for name in finding.facts.get("modules", ())}
 
 
 def _path(site: Site) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...sites import BACKWARD_PHASES
+from ...sites import BACKWARD_PHASES, Site
 from ...traces import Array
 from ..agreement import Floats, floats, limit
 from ..evidence import Evidence
@@ -273,11 +273,39 @@ def _chance(hits: Array, tries: Array, p: float) -> bool:
 
 
 def not_updated(evidence: Evidence) -> Iterator[Finding]:
-    """A parameter that the optimizer left as it was."""
-    statistic = evidence.site.port.startswith("running_")  # which no optimizer updates
-    still = evidence.site.phase == "weight_after" and not np.any(evidence.found) and np.any(evidence.expected)
-    if still and not statistic and np.any(evidence.candidate_inputs.get("grad", np.ones(1))):
-        yield Finding("skipped-op", "the candidate's optimizer did not update this parameter", evidence.found)
+    """A parameter, buffer or state that the candidate's step left as it was."""
+    site = evidence.site
+    if not _is_still(evidence, site, evidence.found) or not np.any(evidence.expected):
+        return
+    if not np.any(evidence.candidate_inputs.get("grad", np.ones(1))):
+        return  # nothing was to be done
+    others = [one for one in evidence.around.sites(site.phase) if one != site and one.step == site.step]
+    alike = [one for one in others if _kind(evidence, one) == _kind(evidence, site) and _state(one) == _state(site)]
+    known = [(one, both) for one in alike if (both := evidence.around.recorded(one)) is not None]
+    still = sum(_is_still(evidence, one, both[1]) for one, both in known if np.any(both[0]))
+    kind, more = _kind(evidence, site), f", nor {still} of {len(known)} others" if known else ""
+    by = "the candidate" if kind == "buffer" else "the candidate's optimizer"
+    yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found)
+
+
+def _state(site: Site) -> str:
+    return site.port.rpartition(".")[2] if site.phase == "optim" else ""
+
+
+def _kind(evidence: Evidence, site: Site) -> str:
+    if site.phase == "optim":
+        return "state"
+    return "parameter" if site._replace(phase="grad") in evidence.around.sites("grad") else "buffer"
+
+
+def _is_still(evidence: Evidence, site: Site, found: Array) -> bool:
+    """Whether a step added nothing to weights, or left a state as it was, or as it begins."""
+    if site.phase == "weight_after":
+        return not np.any(found)
+    if site.phase != "optim" or found.size < 2:
+        return False
+    before = evidence.around.candidate(site._replace(step=site.step - 1))
+    return not np.any(found) if before is None else np.array_equal(before, found)
 
 
 def step_count(evidence: Evidence) -> Iterator[Finding]:

@@ -20,3 +20,5 @@ TABLE: tuple[Hypothesis, ...] = (
     *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES,
     *permutations.HYPOTHESES, *rounding.HYPOTHESES, *quantisation.HYPOTHESES,
 )  # fmt: skip
+# What says more than that a call reads something else: the output of an earlier call, of another module.
+WIRED: tuple[Hypothesis, ...] = wiring.HYPOTHESES

@@ -95,7 +95,9 @@ class EqualFunctions:
             left = self._difference(part, replays)
             if left is None or left > DRIFT:
                 continue
-            inside, facts = self._inside(part, replays), {"part": part.name, "trials": TRIALS, "left": left}
+            modules = sorted({one.name for one in part.between if one.phase == "weight"})
+            facts = {"part": part.name, "modules": modules, "trials": TRIALS, "left": left}
+            inside = self._inside(part, replays)
             if site not in inside:
                 continue
             for granted in (frozenset[Site](), frozenset(one for one in part.between if one.phase == "weight")):
