@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..compare.measuring import Measured, load_recorded
-from ..compare.result import Finding, SettingResult, Verdict, Why
+from ..compare.result import Finding, SettingResult, Why
 from ..dtypes import roundoff
 from ..pair.pairs import Alignment, Pair
 from ..sites import Site
@@ -80,14 +80,3 @@ def fold(case: Case, chains: Chains, passes: Iterable[Pass]) -> dict[Site, Chain
         for site, finding in one(case, now).items():
             now[site] = (*now.get(site, ()), finding)
     return now
-
-
-def sites_in(case: Case, sites: Sequence[Site]) -> list[Site]:
-    """Sites in causal order."""
-    wanted = set(sites)
-    return [site for site in case.items if site in wanted]
-
-
-def is_settled(finding: Finding | None) -> bool:
-    """Whether a pair needs no further asking."""
-    return finding is not None and finding.verdict is not Verdict.INCONCLUSIVE

@@ -52,10 +52,6 @@ class Graph:
         found.pop(site, None)
         return list(found)
 
-    def has_gradient(self, site: Site) -> bool:
-        """Whether the activation gradient of a parameter's own module was compared."""
-        return (site.step, "agrad", site.name) in self._by_name
-
     def saw_pass(self, step: int) -> bool:
         """Whether anything of a step was compared between what the model was fed and the gradients of parameters."""
         return any((step, phase) in self._phases for phase in ("fwd", "lossgrad", "agrad"))

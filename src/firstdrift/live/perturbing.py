@@ -58,17 +58,6 @@ def at_module(side: Side, point: Point, seed: int) -> Side:
     return replace(side, model=model)
 
 
-def with_moved_weights(side: Side, unit: float) -> Side:
-    """The side with every weight moved by a share of itself, this way or that."""
-    model, generator = copied_model(side.model), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.is_floating_point():
-                signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
-                weight.mul_(1 + unit * signs.to(weight))
-    return replace(side, model=model)
-
-
 class _Noise:
     """Perturbs tensors, each time by other signs; the program's own random numbers are not used."""
 
