@@ -214,6 +214,9 @@ class _Apart:
         if self.is_reordered:
             return "op-order", said
         alone = len(made) == len(lost) == 1
+        if alone and base(theirs.calls[made[0]]) == base(ours.calls[lost[0]]):
+            for change in settings_apart(Around(ours, lost[0]), Around(theirs, made[0])):
+                return change.label, change.said
         return instead_label(Around(ours, lost[0]), base(theirs.calls[made[0]])) if alone else CHANGED, said
 
     def _left_out(self) -> str:
