@@ -36,7 +36,8 @@ def exchanged_tables(lined: Lined) -> Iterator[Change]:
 
 
 def _tables(rerun: Rerun) -> list[Ref]:
-    return [ref for ref in rerun.leaves if rerun.kind(ref) == "f" and rerun.array(ref).size >= FEWEST]
+    read = (ref for ref in rerun.leaves if rerun.readers[ref])
+    return [ref for ref in read if rerun.kind(ref) == "f" and rerun.array(ref).size >= FEWEST]
 
 
 def _exchanged(rerun: Rerun, ref: Ref, ours: Array, theirs: Array) -> Change:
