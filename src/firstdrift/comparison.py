@@ -66,6 +66,7 @@ class Opened:
     meant: tuple[str, ...] = ()  # settings that a map lets differ
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def align_traces(
     reference: Source, candidate: Source, *, map: Map | None = None,
     only: Globs = (), phases: Globs = (), ignore: Globs = (),
@@ -96,6 +97,7 @@ def compare_pairs(reference: Source, candidate: Source, **options: object) -> li
         return list(map(row_of_pair, measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate)))
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def diff(
     reference: Source, candidate: Source, *, truth: Source | None = None,
     map: Map | None = None, only: Globs = (), phases: Globs = (),
@@ -192,6 +194,7 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
     return explained_by_both(replayed or evidence, result.pair, case.replays)
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -> Cause:
     """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
     relates the tensor to what was expected."""

@@ -73,6 +73,7 @@ class Power:
         return {"schema": SCHEMA, "calibrated": self.calibrated, "pair": self.pair, "sites": rows}
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def power(
     reference: Source, candidate: Source | None = None, *, only: Sequence[str] = (), phases: Sequence[str] = (),
     advance: Callable[[int], None] | None = None,

@@ -130,3 +130,14 @@ def test_a_tied_weight_is_no_gap_unless_the_candidate_has_another_like_it(tmp_pa
     result = graphs(tmp_path, False, [("embed", table, {"aliases": ["head.weight"]})], theirs)
     tied = [one for one in result.absorbed if one.reason.startswith("tied")]
     assert len(tied) == (0 if untied else 1)
+
+
+@pytest.mark.parametrize(("bits", "code"), [(0x7F80_0001, 2), (0xFFA0_0000, 2), (0x7F7F_FFFF, 0)])
+def test_signalling_nans_and_huge_numbers_are_paired_without_a_warning(tmp_path, bits, code):
+    values = np.full((4, 8), bits, np.uint32).view(np.float32)
+    values[1:3] = np.arange(16).reshape(2, 8)
+    for side, name in (("r", "mine"), ("c", "other")):
+        with fd.Writer(tmp_path / side) as writer:
+            for number in range(3):
+                writer.put(f"{name}{number}", "fwd", np.roll(values, number))
+    assert fd.diff(tmp_path / "r", tmp_path / "c").exit_code == code

@@ -95,6 +95,7 @@ class Isolated:
         }  # fmt: skip
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def isolate(
     reference: Trace, candidate: Trace, alignment: Alignment, module: str,
     advance: Callable[[int], None] = lambda nbytes: None,

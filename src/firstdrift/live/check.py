@@ -162,6 +162,7 @@ def _checked(
     )
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def _judged(ours: Trace, raw: Trace, names: Names, finest: float) -> Judged:
     """One pair of traces, judged as `fd.diff` judges them."""
     theirs = names.renamed(raw)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..compare.storage import along_same_axes
 from ..errors import SelectionError
 from ..pair.correspondence import correspond
@@ -54,6 +56,7 @@ class Names:
         return f"{self.reference[owner]}.{last}".lstrip(".") if owner in self.reference else name
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def match(
     reference: Trace, candidate: Trace, name_map: Mapping[str, str] | None, known: tuple[Iterable[str], Iterable[str]]
 ) -> Names:

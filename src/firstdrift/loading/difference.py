@@ -44,6 +44,7 @@ class _Sides:
     explained: int = 0
 
 
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
 def diff_checkpoints(
     reference: str | PathLike[str], candidate: str | PathLike[str],
     advance: Callable[[int], None] = lambda nbytes: None,
