@@ -128,7 +128,9 @@ def main(plan: str, path: str) -> None:
     bits.add("optimizer", [_local(state) for state in optimizer.state.values()])
     bits.add_randomness()
     sys.stdout.write(json.dumps(bits) + "\n")
-    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    torch.distributed.barrier()
+    os._exit(0)  # gloo's threads may abort a process that ends while the other one is still ending
 
 
 def _local(tensors: dict) -> dict:
