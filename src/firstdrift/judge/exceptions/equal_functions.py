@@ -1,9 +1,9 @@
 """The same function, computed or stored otherwise: a permuted basis, a folded norm, a factor or a rotation that stands
 elsewhere, a key's bias under a softmax.
 
-Inside such a part much differs, and nothing is wrong. That it is the same function is tried on inputs that neither side
-has seen: both programs (or the reference's, with either side's weights) are run in float64 from the inputs of the
-part, drawn at random, to its outputs. They may differ by what storing the weights once more makes them differ by. A
+Inside such a part much differs, and nothing is wrong. That it is the same function is tried on the inputs of this run
+and on inputs that neither side has seen: both programs (or the reference's, with either side's weights) are run in
+float64 from the inputs of the part, recorded or drawn at random, to its outputs. They may differ by what storing the weights once more makes them differ by. A
 weight is part of this only if every number of it that differs is read: one that no input reaches is simply wrong.
 """
 
@@ -216,10 +216,16 @@ class EqualFunctions:
     def _as_one(self, part: Part, replays: Replays, granted: frozenset[Site]) -> Replays:
         """Replays that start from nothing inside a part; with the candidate's weights, or with those of the reference,
         where the candidate stores them so that the reference could not read them."""
-        case = self._case
+        case, step = self._case, replays.program.steps[part.outputs[0].step]
+        ends = {step.sites[one] for one in part.outputs}
+        ended = {one for one, ref in step.sites.items() if ref in ends}  # a container gives what its last module does
+
+        def is_start(site: Site) -> bool:
+            return site not in ended and not (site.phase in ("fwd", "agrad") and part.holds(site))
+
         return Replays(
-            case.reference, case.candidate, case.alignment.pairs, replays.program, replays.own,
-            lambda site: not (site.phase in ("fwd", "agrad") and part.holds(site)), replays.finest, granted,
+            case.reference, case.candidate, case.alignment.pairs, replays.program, replays.own, is_start,
+            replays.finest, granted,
         )  # fmt: skip
 
     def _is_right(self, site: Site, outside: Replays) -> bool:
@@ -275,7 +281,7 @@ def _is_own(site: Site, case: Case, replays: Replays) -> bool:
 
 
 def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]) -> float | None:
-    """How far two sides of a part are apart on random inputs, in units of what storing weights once more does; None
+    """How far two sides of a part are apart on recorded and on random inputs, in units of what storing weights once more does; None
     where they cannot be run."""
     sides = _sides(part, case, replays)
     if sides is None:
@@ -284,8 +290,8 @@ def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]
     unit = max((case.unit(case.items[site].pair) for site in others), default=FLOAT32)
     worst = 0.0
     try:
-        for seed in range(TRIALS):
-            inputs = _random_inputs(part, ours, theirs, seed)
+        for trial in range(1 + TRIALS):
+            inputs = _random_inputs(part, ours, theirs, trial - 1) if trial else _recorded_inputs(part, ours, theirs)
             for at in range(len(ours.outputs)):
                 both = zip(sides, inputs, strict=True)
                 expected, found = (_run(side, at, given, side.weights) for side, given in both)
@@ -411,6 +417,15 @@ def _moved(side: _Side, unit: float, seed: int) -> Tensors:
         return moved
 
     return tensors
+
+
+def _recorded_inputs(part: Part, ours: _Side, theirs: _Side) -> tuple[list[Array], list[Array]]:
+    """What the reference's part was given, for both sides; what differs between the sides stays what it is."""
+    pairs = zip(part.inputs, ours.inputs, theirs.inputs, strict=True)
+    given = [ours.trace.array(one) for one in ours.inputs]
+    return given, [
+        theirs.trace.array(other) if site in part.own else ours.trace.array(one) for site, one, other in pairs
+    ]
 
 
 def _random_inputs(part: Part, ours: _Side, theirs: _Side, seed: int) -> tuple[list[Array], list[Array]]:
