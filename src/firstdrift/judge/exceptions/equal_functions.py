@@ -3,8 +3,9 @@ elsewhere, a key's bias under a softmax.
 
 Inside such a part much differs, and nothing is wrong. That it is the same function is tried on the inputs of this run
 and on inputs that neither side has seen: both programs (or the reference's, with either side's weights) are run in
-float64 from the inputs of the part, recorded or drawn at random, to its outputs. They may differ by what storing the weights once more makes them differ by. A
-weight is part of this only if every number of it that differs is read: one that no input reaches is simply wrong.
+float64 from the inputs of the part, recorded or drawn at random, to its outputs. They may differ by what storing the
+weights once more makes them differ by. A weight is part of this only if every number of it that differs is read: one
+that no input reaches is simply wrong.
 """
 
 from __future__ import annotations
@@ -281,8 +282,8 @@ def _is_own(site: Site, case: Case, replays: Replays) -> bool:
 
 
 def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]) -> float | None:
-    """How far two sides of a part are apart on recorded and on random inputs, in units of what storing weights once more does; None
-    where they cannot be run."""
+    """How far two sides of a part are apart on recorded and on random inputs, in units of what storing weights once
+    more does; None where they cannot be run."""
     sides = _sides(part, case, replays)
     if sides is None:
         return None
