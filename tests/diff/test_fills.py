@@ -182,3 +182,37 @@ def test_live_models_with_another_scale_are_told_at_the_scores(fill):
     if fill == float("-inf"):  # a number in the place of infinity is taken for scores by what names causes
         assert found.cause.label == "attention-scale", found.cause.sentence
         assert "1.1" in found.cause.sentence
+
+
+class Window(nn.Module):
+    """Attention in windows, as Swin has it: the mask is made by the block and handed to the attention."""
+
+    def __init__(self, fill, hidden=0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend, self.fill, self.hidden = Attend(), fill, hidden
+
+    def forward(self, x):
+        window = torch.arange(x.shape[1]) // 4
+        differs = window[:, None] != window[None]
+        differs[: self.hidden, 0] = True
+        return self.attend(x, torch.zeros(differs.shape).masked_fill(differs, self.fill))
+
+
+class Attend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return torch.softmax(q @ k.transpose(1, 2) + mask, -1) @ v
+
+
+@pytest.mark.parametrize(
+    ("fill", "hidden", "code"), [(-torch.inf, 0, 0), (-1e4, 0, 0), (-torch.inf, 1, 1), (-5.0, 0, 1)]
+)
+def test_a_mask_of_minus_a_hundred_may_be_minus_infinity(fill, hidden, code):
+    torch.manual_seed(1)
+    result = fd.check(reference=Window(-100.0), candidate=Window(fill, hidden), inputs=(torch.randn(2, 8, 8),))
+    assert result.exit_code == code, result.sentence

@@ -697,7 +697,7 @@ def reach_of_decisions():
 def fills_of_scores():
     from firstdrift.judge.exceptions.fills import _filled
 
-    for lower, is_fill in ((600.0, False), (1000.0, True)):
+    for lower, is_fill in ((30.0, False), (50.0, True)):
         scores = np.zeros((4, 8))
         scores[:, 0] = -lower
         assert bool(_filled(scores).any()) is is_fill

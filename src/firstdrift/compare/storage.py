@@ -1,4 +1,5 @@
-"""Weights that one side stores with its axes in another order, as transposed linear layers do."""
+"""Weights that one side stores with its axes in another order, as transposed linear layers do, or in another shape, as
+a convolution of patches is a linear layer."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from math import prod
 
 import numpy as np
 
@@ -52,10 +54,15 @@ def along_same_axes(trace: Trace, undoing: Mapping[Parameter, Transform]) -> Tra
     shapes, arrays = {}, {}
     for record in trace:
         step = undoing.get(_parameter(record.site)) if record.site.phase in STORED else None
-        if step is not None and record.at is not None and record.shape is not None and len(record.shape) > 1:
+        if step is not None and record.at is not None and record.shape is not None and _fits(step, record.shape):
             shapes[record.site] = step.apply(np.broadcast_to(0, record.shape)).shape
             arrays[record.site] = partial(_turned, trace, record.site, step)
     return trace.with_arrays(arrays, shapes) if arrays else trace
+
+
+def _fits(step: Transform, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has its parameter's axes; an optimizer's counters and sums of rows have not."""
+    return prod(shape) == prod(step.shape) if step.kind == "reshape" else len(shape) > 1
 
 
 def _turned(trace: Trace, site: Site, step: Transform) -> Array:
@@ -82,15 +89,18 @@ def _parameter(site: Site) -> Parameter:
 
 
 def _step(pair: Pair, reference: Trace, candidate: Trace) -> Transform | None:
-    """The order of axes in which the candidate's numbers are the reference's."""
+    """The shape, or the order of axes, in which the candidate's numbers are the reference's."""
     ours, theirs = _shapes(pair)
-    if sorted(ours) != sorted(theirs) or not 2 <= len(ours) <= MOST_AXES:
+    if prod(ours) != prod(theirs) or not 1 <= len(ours) <= MOST_AXES:
         return None
     arrays = reference.array(pair.reference.site), candidate.array(pair.candidate[0])
     return next((step for step in _orders(ours, theirs) if _are_equal(pair, *arrays, step)), None)
 
 
 def _orders(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[Transform]:
+    if sorted(ours) != sorted(theirs):
+        yield Transform("reshape", shape=ours)
+        return
     for axes in permutations(range(len(ours))):
         if tuple(theirs[axis] for axis in axes) == ours:
             yield TRANSPOSED if axes == (1, 0) else Transform("permute", axes=axes)
@@ -116,7 +126,7 @@ def _undone(pair: Pair, step: Transform | None) -> Pair:
     if step is None or pair.site.phase not in STORED or len(pair.candidate) > 1:
         return pair
     ours, theirs = _shapes(pair)
-    if len(ours) < 2 or sorted(ours) != sorted(theirs):
+    if not ours or prod(ours) != prod(theirs):
         return pair
     notes = (*pair.notes, f"stored differently: {step}")
     return replace(pair, candidate_steps=(step, *pair.candidate_steps), notes=notes, turned=True)

@@ -84,6 +84,8 @@ def excess_of(expected: Array, found: Array, unit: float, draw: Draw, before: Ar
     not stored yet.
     """
     exact = real_parts(expected)
+    if not _same_where_not_finite(exact, found):
+        return Excess("the whole", inf, unit, inf, 0)
     error = matrix(_finite(real_parts(found) - exact))
     own = np.maximum(matrix(np.abs(_finite(exact))), TINY) * unit
     if not (np.abs(error) > CLEAR * own).any() and before is None:
@@ -314,6 +316,20 @@ def _stored(array: Array, like: Array) -> Floats:
         held = real_parts(array.astype(like.dtype))
     exact = real_parts(array)
     return np.where(np.isfinite(held), held, exact)
+
+
+def _same_where_not_finite(exact: NDArray[np.float64], found: Array) -> bool:
+    """Whether a tensor is NaN and infinite where it should be, and there alone: beyond its dtype's range it may be so
+    for a number that float64 holds."""
+    numbers = real_parts(found)
+    if np.isfinite(numbers).all() and np.isfinite(exact).all():
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = real_parts(exact.astype(found.dtype)) if found.dtype.kind != "c" else exact
+    beside = ~(np.isfinite(numbers) & np.isfinite(held))
+    overflown = np.isinf(held) & np.isfinite(exact)  # rounding decides on which side of the largest number it falls
+    beside &= ~(overflown & np.isfinite(numbers))
+    return np.array_equal(numbers[beside], held[beside], equal_nan=True)
 
 
 def _finite(array: NDArray[np.float64]) -> NDArray[np.float64]:

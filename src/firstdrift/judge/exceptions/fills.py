@@ -21,7 +21,7 @@ from ..replay.introducing import DRIFT, expected_at, found_at, part_of
 from ..replay.replays import Replays
 
 BY = "fills"
-NOTHING = 745.0  # by how much a score must be lower than another for float64 to make nothing of it
+NOTHING = 37.0  # by how much a score must be lower than another for its exponential to be less than float64 rounds
 READERS = 4  # sites that are computed again, the first ones
 
 Mask = NDArray[np.bool_]
