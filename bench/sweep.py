@@ -1,14 +1,13 @@
 """Bars of `fd.sweep`: what it costs beyond the runs and the comparisons themselves, and what a second job gains."""
 
-import resource
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 from ratios import Row, seconds
@@ -17,7 +16,14 @@ import firstdrift as fd
 
 SITES = 60
 CASES = 20
-PAIRS, ROUNDS = 24, 5
+PAIRS, ROUNDS = 48, 3
+SWEEP = """
+import resource, sys, time
+import firstdrift as fd
+code = fd.sweep(sys.argv[1], jobs=int(sys.argv[2])).exit_code
+ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(code, time.process_time(), ended.ru_utime + ended.ru_stime)
+"""
 
 
 def rows() -> Iterator[Row]:
@@ -64,7 +70,7 @@ def _overhead(directory: Path) -> Iterator[Row]:
 
 
 def _jobs(directory: Path) -> Iterator[Row]:
-    """Comparisons of finished pairs, which are all work and no waiting.
+    """Comparisons of finished pairs, which are all work and no waiting, each time in a new process.
 
     What a second job would gain on a machine with a core for each, whatever the neighbours do: the CPU time of one job,
     against that of two where what the workers did is shared by two and what the sweep did itself is not.
@@ -75,19 +81,13 @@ def _jobs(directory: Path) -> Iterator[Row]:
             _record(pairs / str(case) / name, side, "grad", 300, 256)
 
     def swept(jobs: int) -> float:
-        own, workers = process_time(), _of_children()
-        _green(fd.sweep(pairs, jobs=jobs).exit_code)
-        return process_time() - own + (_of_children() - workers) / jobs
+        asked = [sys.executable, "-c", SWEEP, str(pairs), str(jobs)]
+        exit_code, own, workers = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+        _green(int(exit_code))
+        return float(own) + float(workers) / jobs
 
-    swept(1), swept(2)
     gains = [swept(1) / swept(2) for _ in range(ROUNDS)]
     yield Row("what a second job gains, by CPU time of one and of two", statistics.median(gains), 1.6, True)
-
-
-def _of_children() -> float:
-    """CPU seconds of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _green(exit_code: int | None) -> None:

@@ -1,5 +1,6 @@
 """Cases that go well, and cases that do not: each is one row, and none is the end."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -342,3 +343,24 @@ def test_losses_that_were_only_printed_are_checked_too(tmp_path):
     result = fd.sweep("start=0:2", quiet, nan)
     assert [row.losses[0].reference for row in result.rows] == [1.5, 2.5]
     assert np.isnan(result.rows[0].losses[0].candidate)
+
+
+def test_nothing_that_compares_outlives_its_sweep(tmp_path, monkeypatch):
+    pytest.importorskip("torch")  # a worker forked from it compares in a process of its own
+    for case in range(4):
+        for side in ("reference", "candidate"):
+            with fd.Writer(tmp_path / "pairs" / str(case) / side) as writer:
+                writer.put("fc", "fwd", np.ones(8, np.float32))
+    monkeypatch.setenv("WHOSE", str(tmp_path))
+    assert fd.sweep(tmp_path / "pairs", jobs=2).exit_code == 0
+    assert not started_with("WHOSE", str(tmp_path))
+
+
+def started_with(name, value):
+    """Processes alive whose environment has a variable."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name) == value:
+                found.append(process)
+    return found

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,12 @@ def _connected() -> Connection:
         process = subprocess.Popen(command, pass_fds=[there.fileno()])  # noqa: S603
         there.close()
         here.send(sys.path)
+        Finalize(None, _end, (here, process), exitpriority=10)  # a worker of a pool runs no other code at its end
         _server = os.getpid(), here, process
     return _server[1]
+
+
+def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
+    """Nobody asks any more: wait for the process that compares, so that it does not outlive the sweep."""
+    connection.close()
+    process.wait()
