@@ -302,13 +302,13 @@ def _benign_cause(verdict: Verdict, judged: Sequence[PairResult]) -> Cause | Non
         return Cause("none", "bitwise equal", 1.0)
     if verdict is Verdict.FLIP:
         flip = next(result for result in judged if result.verdict is Verdict.FLIP)
-        sentence = f"near-ties were decided the other way, first at {in_words(flip.site)}: {flip.reason}"
+        sentence = f"near-ties were decided differently, first at {in_words(flip.site)}: {flip.reason}"
         return Cause("decision-flip", sentence, 0.9, "run another batch: a near-tie is not in every one")
     if verdict not in (Verdict.SAME, Verdict.NOISE):
         return None
     if off := [result for result in judged if _is_reference_off(result)]:
         sentence = f"it is the reference that is off, first at {in_words(off[0].site)}"
-        return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and mend the reference")
+        return Cause("reference-suspect", sentence, 0.9, "trust the candidate there, and fix the reference")
     if stored:
         return Cause(
             "layout-equivalent", "something is stored or computed in another layout or order, with the same result", 0.9
@@ -333,11 +333,12 @@ def _sentence(verdict: Verdict, first: FirstDrift | None, judged: Sequence[PairR
     if first is not None:
         return f"drift: {first.sentence}"
     if verdict is Verdict.NOT_COMPARABLE:
-        reason = next((r.reason for r in judged if r.verdict is Verdict.NOT_COMPARABLE), "nothing was compared")
-        return f"not comparable: {reason}"
+        open_pair = next((result for result in judged if result.verdict is Verdict.NOT_COMPARABLE), None)
+        said = "nothing was compared" if open_pair is None else f"{in_words(open_pair.site)}: {open_pair.reason}"
+        return f"not comparable: {said}"
     if verdict is Verdict.INCONCLUSIVE:
-        reason = next(r.reason for r in judged if r.verdict in (Verdict.INCONCLUSIVE, Verdict.INHERITED))
-        return f"inconclusive: {reason}"
+        open_pair = next(result for result in judged if result.verdict in (Verdict.INCONCLUSIVE, Verdict.INHERITED))
+        return f"inconclusive: {in_words(open_pair.site)}: {open_pair.reason}"
     words = {
         Verdict.SAME: "bit-equal",
         Verdict.NOISE: "the same up to float noise",
@@ -368,8 +369,8 @@ def _weakest(proves: Proves | None) -> str:
         return ""
     where = in_words(proves.site)
     if proves.error >= 1:
-        return f"; at {where} no error would have been seen"
-    return f"; the weakest is {where}, where an error of {proves.error:.1e} in all of it would have been found"
+        return f"; at {where} no error would be found"
+    return f"; least sensitive at {where}: an error of {proves.error:.1e} in all of it would be found"
 
 
 def _other_settings(result: Result, settings: Sequence[SettingResult]) -> str:
@@ -378,8 +379,8 @@ def _other_settings(result: Result, settings: Sequence[SettingResult]) -> str:
         return ""
     keys = list(dict.fromkeys(f"{one.where}.{one.key}" if one.where else one.key for one in settings))
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    what = "another setting is" if len(keys) == 1 else "other settings are"
-    return f", though {what} stated: {', '.join(keys[:3])}{more}"
+    what = "a setting differs" if len(keys) == 1 else "settings differ"
+    return f"; {what} without effect: {', '.join(keys[:3])}{more}"
 
 
 def _captures(measured: Sequence[Measured]) -> list[str]:

@@ -126,7 +126,7 @@ def forward_drift():
         "set eps of layers.1.attn to 1e-5 and record the candidate again", {"eps": 1e-3},
     )  # fmt: skip
     drift = judged(
-        "fwd", "layers.1.attn", Verdict.DRIFT, "error 2.9e-01, where noise explains 1.5e-06",
+        "fwd", "layers.1.attn", Verdict.DRIFT, "error 2.9e-01, noise limit 1.5e-06",
         change=double_row, limit=1.5e-6, inherited=1.2e-7, introduced_by="layers.1.attn",
     )  # fmt: skip
     before = [noisy("fwd", name) for name in LAYERS[:2]]
@@ -141,7 +141,7 @@ def forward_drift():
 
 def gradient_drift():
     drift = judged(
-        "agrad", "fc1", Verdict.DRIFT, "error 2.9e-01, where noise explains 1.5e-06", change=double_row, limit=1.5e-6,
+        "agrad", "fc1", Verdict.DRIFT, "error 2.9e-01, noise limit 1.5e-06", change=double_row, limit=1.5e-6,
         step=3, introduced_by="relu1's backward", sample=2,
     )  # fmt: skip
     follows = judged(

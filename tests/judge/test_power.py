@@ -170,7 +170,7 @@ def test_a_green_verdict_names_its_weakest_site_and_twice_its_size_is_found(tmp_
     theirs = rewritten(tmp_path / "wide", tmp_path / "c", {})
     result = fd.diff(tmp_path / "r", theirs)
     assert result.exit_code == 0
-    assert f"the weakest is fwd {result.proves.site.name}" in result.sentence
+    assert f"least sensitive at fwd {result.proves.site.name}" in result.sentence
     assert result.to_json()["proves"]["error"] == result.proves.error
     rewritten(theirs, tmp_path / "d", {result.proves.site: factor(2 * result.proves.error)})
     assert fd.diff(tmp_path / "r", tmp_path / "d").exit_code

@@ -24,7 +24,7 @@ def test_a_permuted_layout_is_shown_with_what_was_run():
     text = " ".join(render(result).split())
     assert "green by an exception that was proven here" in text
     assert "weight 0:weight: gauge;" in text
-    assert "ran on 3 random inputs in float64" in text
+    assert "ran in float64 on this and 3 random inputs" in text
     assert "was left, on 512 elements" in text
     again = fd.check(reference=model, candidate=model, inputs=(torch.randn(8, 16),))
     assert "green by an exception" not in render(again)

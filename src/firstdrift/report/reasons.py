@@ -20,21 +20,20 @@ def reason_of(result: PairResult) -> str:
 def _introduced(facts: Facts) -> str:
     how = "replayed in float64, operation: inferred" if facts.get("inferred") else "replayed in float64"
     if facts["error"] == float("inf"):
-        return f"its own operation gives a non-finite value ({how})"
+        return f"not finite where it should be ({how})"
     if facts.get("draws") == 0 and facts["limit"] == 0:
-        return f"its own operation gives other numbers ({how})"
-    limit = f", where noise explains {facts['limit']:.1e}"
-    return f"its own operation adds an error of {facts['error']:.1e}{_where(facts)} ({how}){limit}"
+        return f"other numbers than its operation gives ({how})"
+    return f"error {facts['error']:.1e}{_where(facts)} ({how}), noise limit {facts['limit']:.1e}"
 
 
 def _beyond(facts: Facts) -> str:
     if facts.get("factor") is not None and abs(facts["factor"] - 1) > facts.get("open", facts["limit"]):
         return f"the update is {facts['factor']:.4g} times the reference's"
     if facts.get("alone"):
-        return f"a number is off by more than any step is long: {facts['alone']:.1e} times what rounding explains"
+        return f"one number is off by more than any step is long: {facts['alone']:.1e} times the rounding"
     noise = facts.get("noise")
     tail = "" if noise is None else f", as calibrated: the reference's own runs differ by {noise:.1e}"
-    return f"error {facts['error']:.1e}, where noise explains {facts['limit']:.1e}{tail}"
+    return f"error {facts['error']:.1e}, noise limit {facts['limit']:.1e}{tail}"
 
 
 def _within_limit(facts: Facts) -> str:
@@ -45,17 +44,17 @@ def _within_limit(facts: Facts) -> str:
 
 
 def _amplified(facts: Facts) -> str:
-    said = f"amplified noise: its own operation adds {facts['error']:.1e}"
+    said = f"noise of its inputs, amplified: {facts['error']:.1e} is made here"
     fed, inherited = facts.get("fed"), facts.get("inherited")
     if fed and inherited:
-        said += f", and what goes in, off by {fed:.1e}, is amplified {inherited / fed:.2g} times (condition number)"
+        said += f", and {fed:.1e} comes in and is amplified {inherited / fed:.2g} times (condition number)"
     return said
 
 
 def _near_tie(facts: Facts) -> str:
     what = facts.get("what", "integers")
     return (
-        f"{facts['differing']} of {facts['count']} {what} were decided the other way, each at a near-tie; replayed "
+        f"{facts['differing']} of {facts['count']} {what} were decided differently, each at a near-tie; replayed "
         "with these decisions, the rest agrees"
     )
 
@@ -63,7 +62,7 @@ def _near_tie(facts: Facts) -> str:
 def _decided_before(facts: Facts) -> str:
     if "differing" in facts:
         return f"{facts['differing']} of {facts['count']} integers differ, as its own inputs decide: a near-tie"
-    return "near-ties were decided the other way; replayed with the candidate's decisions, it agrees"
+    return "near-ties were decided differently; replayed with the candidate's decisions, it agrees"
 
 
 def _follows(facts: Facts) -> str:
@@ -99,7 +98,7 @@ def _jump(facts: Facts) -> str:
 
 def _maybe_flipped(facts: Facts) -> str:
     what = f"{facts['differing']} of {facts['count']} integers differ" if "differing" in facts else "it differs"
-    return f"{what}, and a near-tie may have been decided the other way; record what decided to tell"
+    return f"{what}, and a near-tie may have been decided differently; record the scores that decide"
 
 
 def _precision(facts: Facts) -> str:
@@ -112,19 +111,19 @@ def _rung(facts: Facts) -> str:
 
 def _part(facts: Facts) -> str:
     return (
-        f"an error of {facts['error']:.1e} in {facts['where']}, where noise explains {facts['limit']:.1e}, small "
-        "beside the rest"
+        f"error {facts['error']:.1e} in {facts['where']}, noise limit {facts['limit']:.1e}, too small beside the rest "
+        "to tell"
     )
 
 
 def _next_to_noise(facts: Facts) -> str:
-    return f"an error of {facts['error']:.1e}{_where(facts)}, next to the {facts['limit']:.1e} that noise explains"
+    return f"error {facts['error']:.1e}{_where(facts)}, just above the noise limit {facts['limit']:.1e}"
 
 
 def _setting(facts: Facts) -> str:
     return (
         f"the candidate states {facts['key']} {_value(facts['candidate'])} instead of {_value(facts['reference'])}, "
-        "which makes another function, though its effect is too small to be seen here"
+        "which changes the function, though too little to be seen here"
     )
 
 
@@ -171,24 +170,24 @@ def proof_of(result: PairResult) -> str | None:
 def _left(facts: Facts) -> str:
     if facts.get("error") is None or facts.get("limit") is None:
         return "nothing was left"
-    return f"an error of {facts['error']:.1e} was left, where noise explains {facts['limit']:.1e}"
+    return f"error {facts['error']:.1e} was left, noise limit {facts['limit']:.1e}"
 
 
 def _equal_function(facts: Facts) -> str:
     if "left" not in facts:
         return f"replayed with {_part_name(facts)} as one operation; what was left is noise"
-    runs = f"{_part_name(facts)} ran on {facts['trials']} random inputs in float64, with what either side has"
-    return f"{runs}; {facts['left']:.2g} times what storing the weights once more does was left"
+    runs = f"{_part_name(facts)} ran in float64 on this and {facts['trials']} random inputs, with what either side has"
+    return f"{runs}; {facts['left']:.2g} times the rounding of the weights was left"
 
 
 PROOFS: Mapping[Why, Callable[[Facts], str]] = {
     Why.GAUGE: _equal_function,
     Why.SAME_FUNCTION: _equal_function,
     Why.FILL: lambda facts: (
-        f"what reads it was replayed with either fill, the same bits came out; {_left(facts)} beside it"
+        f"what reads it was replayed with either fill and gave the same bits; {_left(facts)} beside it"
     ),
     Why.DECLARED_PRECISION: lambda facts: (
-        f"the candidate's own calls were drawn {facts['draws']} times; {_left(facts)}"
+        f"the candidate's own calls ran {facts['draws']} times with other roundings; {_left(facts)}"
     ),
     Why.NEAR_TIE: lambda facts: f"{facts['runs']} runs decided for themselves, one as the candidate; {_left(facts)}",
     Why.DECIDED_BEFORE: lambda facts: f"replayed from the candidate's own decisions; {_left(facts)}",
@@ -200,7 +199,7 @@ def _part_name(facts: Facts) -> str:
 
 
 def _fill(facts: Facts) -> str:
-    return f"masked with {facts['candidate']:g} instead of {facts['reference']:g}; what reads it gets the same"
+    return f"masked with {facts['candidate']:g} instead of {facts['reference']:g}; what reads it gives the same"
 
 
 def _beyond_tolerance(facts: Facts) -> str:
@@ -208,13 +207,13 @@ def _beyond_tolerance(facts: Facts) -> str:
 
 
 def _unstable(facts: Facts) -> str:
-    return f"two runs of the candidate, fed the same, with the same seed, differ by {facts['error']:.1e}"
+    return f"two runs of the candidate on the same inputs with the same seed differ by {facts['error']:.1e}"
 
 
 def _untold(facts: Facts) -> str:
     return (
-        f"error {facts['error']:.1e}{_where(facts)}, and nothing says how it was made: record its operation, inputs "
-        "and weights, or a program"
+        f"error {facts['error']:.1e}{_where(facts)}, and the trace does not say how it was made; record a program, "
+        "or its operation, inputs and weights"
     )
 
 
@@ -234,21 +233,25 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.ROUNDED_EQUAL: _text("equal after rounding"),
     Why.ONE_ROUNDING: _text("within one rounding"),
     Why.LEFT_BY_STEP: _text("as the step before left it"),
-    Why.CLEAR: _text("within the rounding of every number"),
-    Why.WITHIN_DRAWS: _text("within the noise of its own operation"),
+    Why.CLEAR: _text("within rounding"),
+    Why.WITHIN_DRAWS: _text("within the noise of its operation"),
     Why.WITHIN_LIMIT: _within_limit,
     Why.WITHIN_TOLERANCE: lambda facts: f"within the tolerance of {facts['limit']:g} set in {facts['source']}",
     Why.NEAR_TRUTH: _near_truth,
     Why.NO_JUMP: lambda facts: f"largest error {facts['largest']:.1e}, relative {facts['error']:.1e}: no jump",
     Why.AMPLIFIED: _amplified,
-    Why.SAME_IN_FLOAT64: _text("next to noise as both ran; in float64 both compute the same"),
-    Why.GAUGE: lambda facts: f"stored otherwise: {_part_name(facts)} computes the same function of random inputs",
-    Why.SAME_FUNCTION: lambda facts: f"computed otherwise: {_part_name(facts)} is the same function of random inputs",
+    Why.SAME_IN_FLOAT64: _text("just above noise as both ran; in float64 both compute the same"),
+    Why.GAUGE: lambda facts: (
+        f"stored differently: {_part_name(facts)} computes the same function, on these and on random inputs"
+    ),
+    Why.SAME_FUNCTION: lambda facts: (
+        f"computed differently: {_part_name(facts)} is the same function, on these and on random inputs"
+    ),
     Why.FILL: _fill,
-    Why.DECLARED_PRECISION: _text("as its own calls round, in the precision that the candidate declares"),
+    Why.DECLARED_PRECISION: _text("rounded as its own calls do, in the precision that the candidate declares"),
     Why.NEAR_TIE: _near_tie,
     Why.DECIDED_BEFORE: _decided_before,
-    Why.OTHER_INPUT: _text("the two sides were not fed the same data"),
+    Why.OTHER_INPUT: _text("the two sides received different inputs"),
     Why.OTHER_WEIGHT: lambda facts: "the weights differ" + _by(facts),
     Why.UPDATES_BETWEEN: lambda facts: "the weights differ" + _by(facts),
     Why.NON_FINITE: _not_finite,
@@ -258,8 +261,8 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.BEYOND_TOLERANCE: _beyond_tolerance,
     Why.FAR_FROM_TRUTH: _far_from_truth,
     Why.JUMP: _jump,
-    Why.NO_GRADIENT: lambda facts: f"the candidate says that there is none: {facts['said']}",
-    Why.EXTRA_GRADIENT: lambda facts: f"the reference says that there is none: {facts['said']}",
+    Why.NO_GRADIENT: lambda facts: f"the candidate has none: {facts['said']}",
+    Why.EXTRA_GRADIENT: lambda facts: f"the reference has none: {facts['said']}",
     Why.SETTING: _setting,
     Why.UNSTABLE: _unstable,
     Why.SHORTER_GRID: _precision,
@@ -268,11 +271,11 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.FOLLOWS_INPUTS: _follows,
     Why.FOLLOWS_FORWARD: lambda facts: f"follows from the drift of {in_words(facts['from'])}",
     Why.READ_INSIDE: lambda facts: f"it is read by {facts['from'].name}",
-    Why.DOUBT: _text("beyond what one pass over its bytes can tell"),
+    Why.DOUBT: _text("in doubt: one pass over its bytes cannot tell"),
     Why.NEXT_TO_NOISE: _next_to_noise,
     Why.MORE_DIGITS: lambda facts: f"{_next_to_noise(facts)}, unless the candidate had more digits than it recorded",
     Why.OTHER_DRAWS: _text(
-        "random numbers were drawn here, others on either side; draw the same on both, in the same order and dtype"
+        "each side drew other random numbers here; draw the same on both, in the same order and dtype"
     ),
     Why.CONTROL_DIFFERS: lambda facts: f"control differs here: {facts['said']}",
     Why.HIDDEN_UPDATE: _text("the update is lost in the rounding of the weights it is added to"),
@@ -280,8 +283,8 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.PART_ALONE: _part,
     Why.UNTOLD: _untold,
     Why.UNTESTED: lambda facts: (
-        f"the weights differ{_by(facts)}, and what the model gives does not: whether they make up for one another is "
-        "asked of its program, which takes the torch extra"
+        f"the weights differ{_by(facts)}, the model's outputs do not; whether the weights make up for one another "
+        "takes a replay: pip install 'firstdrift[torch]'"
     ),
     Why.MAYBE_FLIPPED: _maybe_flipped,
     Why.SOURCELESS: lambda facts: f"{_follows(facts)}, and that does not drift",
