@@ -56,8 +56,10 @@ def update(
     step: int,
     work: torch.dtype,
     fused: bool,
+    short: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weight and the state after a step, stored as they were. `fused` goes on with unrounded state."""
+    """The weight and the state after a step, stored as they were. `fused` goes on with unrounded state, and `short`
+    derives its constants in float32."""
     store = weight.dtype
     w, g = weight.to(work), grad.to(work)
     known = {key: value.to(work) for key, value in state.items()}
@@ -65,19 +67,24 @@ def update(
         g = g + optimizer.decay * w
         new = {"momentum_buffer": optimizer.momentum * known["momentum_buffer"] + g if known else g}
     else:
-        (a, b), zero = optimizer.betas, torch.zeros_like(g)
+        (a, b), zero = _settings(optimizer, short), torch.zeros_like(g)
         new = {
-            "exp_avg": a * known.get("exp_avg", zero) + (1 - a) * g,
-            "exp_avg_sq": b * known.get("exp_avg_sq", zero) + (1 - b) * g * g,
+            "exp_avg": float(a) * known.get("exp_avg", zero) + float(1 - a) * g,
+            "exp_avg_sq": float(b) * known.get("exp_avg_sq", zero) + float(1 - b) * g * g,
         }
     stored = {key: value.to(store) for key, value in new.items()}
-    return _stepped(optimizer, w, new if fused else {k: v.to(work) for k, v in stored.items()}, step).to(store), stored
+    read = new if fused else {k: v.to(work) for k, v in stored.items()}
+    return _stepped(optimizer, w, read, step, short).to(store), stored
 
 
-def _stepped(optimizer: Optimizer, w: Tensor, state: dict[str, Tensor], step: int) -> Tensor:
+def _settings(optimizer: Optimizer, short: bool) -> list[np.floating]:
+    return [np.float32(beta) if short else np.float64(beta) for beta in optimizer.betas]
+
+
+def _stepped(optimizer: Optimizer, w: Tensor, state: dict[str, Tensor], step: int, short: bool) -> Tensor:
     if optimizer.name == "SGD":
         return w - optimizer.lr * state["momentum_buffer"]
     count = step + 1 + optimizer.late
-    first, second = (1 - beta**count for beta in optimizer.betas)
+    first, second = (float(1 - beta ** type(beta)(count)) for beta in _settings(optimizer, short))
     root = torch.sqrt(state["exp_avg_sq"]) / second**0.5 + optimizer.eps
     return w * (1 - optimizer.lr * optimizer.decay) - optimizer.lr / first * (state["exp_avg"] / root)

@@ -155,12 +155,13 @@ class Runner:
     def _update(self, step: int, key: tuple[str, str], weight: Tensor) -> Tensor:
         optimizer = self.change.optimizer(step, key, self.network.optimizer)
         rng = self.plan.rng(step, *key, "update")
-        work, fused = self.store, False
+        work, fused, short = self.store, False, False
         if self.plan.seed is not None:
             fused = rng.random() < 0.5
             work = torch.float64 if rng.random() < 0.3 else torch.float32
             work = self.store if rng.random() < 0.3 else work
-        new, state = update(optimizer, weight, self.made[key], self.state.get(key, {}), step, work, fused)
+            short = rng.random() < 0.3
+        new, state = update(optimizer, weight, self.made[key], self.state.get(key, {}), step, work, fused, short)
         name, port = key
         self.state[key] = {k: self._keep(at(step, "optim", name, f"{port}.{k}"), value) for k, value in state.items()}
         return self._keep(at(step, "weight_after", name, port), new)

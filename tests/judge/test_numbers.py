@@ -30,7 +30,7 @@ JUDGING = [
     *sorted((SOURCE / "judge").rglob("*.py")),
     *(SOURCE / "compare" / f"{one}.py" for one in ("scales", "updates")),
     SOURCE / "_kernels" / "profiles.py",  # what scales are summed by
-    SOURCE / "program" / "running" / "rounding.py",  # what noise is drawn by
+    *(SOURCE / "program" / "running" / f"{one}.py" for one in ("rounding", "scalars")),  # what noise is drawn by
 ]
 F32 = 2.0**-24
 RNG = np.random.default_rng
@@ -144,6 +144,15 @@ def noisier_updates():
     scatter = lambda times: lambda step: times * 8 * F32 * step * np.sign(normal(len(step), seed=2))  # noqa: E731
     assert not _update(1.0, scatter(6), weight=1e-9).is_apart
     assert _update(1.0, scatter(12), weight=1e-9).is_apart
+
+
+def derived_constants():
+    """The usual beta of 0.999, twice rounded: a constant derived from it in float32 is off by 1.3e-5."""
+    from firstdrift.judge.derived import derived
+
+    record = Record(Site(0, "weight_after", "w", "weight"), "f32", (4,), (0, 0, 16))
+    off = derived(Pair(record.site, record, (record,), "name"), SimpleNamespace(header={}))
+    assert 1e-4 < off < 1.5e-4
 
 
 def turned_steps():

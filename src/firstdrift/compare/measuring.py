@@ -87,8 +87,8 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         return Measured(pair, problem=str(error))
     if pair.reference.details.get("stage") in INDEX_PAYLOAD:
         ours, theirs = _as_indices(ours), _as_indices(theirs)  # expert ids that were stored as floats
-    if pair.site.phase == "optim" and ours.size == theirs.size == 1:
-        ours, theirs = _as_counts(ours, theirs)
+    if pair.site.phase == "optim" and {_kind(ours), _kind(theirs)} == {"float", "integer"}:
+        ours, theirs = _counted(ours), _counted(theirs)
     if _kind(ours) != _kind(theirs):
         kinds = f"{pair.reference.dtype} and {pair.candidate[0].dtype}"
         return Measured(pair, problem=f"dtypes {kinds} are not of one kind (float, integer, complex, bool)")
@@ -170,14 +170,6 @@ def _kind(array: Array) -> str:
     return {"c": "complex", "b": "integer", "i": "integer", "u": "integer"}.get(array.dtype.kind, "float")
 
 
-def _as_counts(ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """A whole number that an optimizer keeps, as integers: torch counts its steps in float32, others in integers."""
-    both = (ours, theirs)
-    if any(count.dtype.kind not in "iuf" or count.item() != count.item() // 1 for count in both):
-        return ours, theirs
-    return ours.astype(np.int64), theirs.astype(np.int64)
-
-
 def _as_indices(array: Array) -> Array:
     """Expert ids as integers; a float that is no id keeps its bits, so that it differs from every id."""
     if array.dtype.kind in "iu":
@@ -185,6 +177,13 @@ def _as_indices(array: Array) -> Array:
     with np.errstate(invalid="ignore"):
         rounded = array.astype(np.int64)
     return np.where(rounded == array, rounded, -1 - array.view(np.uint32).astype(np.int64))
+
+
+def _counted(array: Array) -> Array:
+    """What an optimizer counts, which one stores as a float and the next as an integer."""
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    return whole if np.array_equal(whole, array) else array
 
 
 def _rounded_equal(pair: Pair, ours: Array, theirs: Array) -> bool:

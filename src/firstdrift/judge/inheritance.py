@@ -23,6 +23,7 @@ from ..traces import Array
 from .apriori.kinds import GAIN_MARGIN, about_its_mean, is_of_channels, kind_of
 from .apriori.ladder import is_short
 from .case import Case, Chain, Chains, Findings
+from .derived import derived
 from .next_to_nothing import is_next_to_nothing
 from .replay.programs import is_torch_here
 from .truth import told_of
@@ -235,6 +236,10 @@ class _Walk:
                 return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, {**facts, "limit": decided})
         if is_next_to_nothing(item, self.case):
             return Finding(BY, Verdict.INCONCLUSIVE, Why.INVISIBLE, {**facts, "limit": 1.0})
+        if site.phase == "optim" and facts["error"] <= facts["limit"] + derived(
+            self.case.items[site].pair, self.case.reference
+        ):
+            return Finding(BY, Verdict.INCONCLUSIVE, Why.UNTOLD, facts)
         if self.is_told(site) and (most := facts["limit"] * self.amplified(item)) >= facts["error"]:
             return Finding(BY, Verdict.INCONCLUSIVE, Why.INVISIBLE, {**facts, "limit": most})
         return Finding(BY, Verdict.DRIFT, Why.BEYOND_LIMIT, facts)
@@ -288,12 +293,13 @@ class _Walk:
         limit = max(update.open, NOISIER * update.noise) + handed
         facts = {"error": update.error, "limit": limit, "factor": 1 + update.factor, "open": update.open + handed}
         facts |= {"alone": update.element} if update.is_gross else {}
-        apart = update.is_gross or abs(update.factor) > update.open + handed
-        apart = apart or update.error > NOISIER * update.noise + handed
+        apart = _is_apart(update, handed)
         if dirty:
             return Finding(BY, Verdict.INHERITED, Why.FOLLOWS_INPUTS, {**facts, "from": dirty[0], "beyond": apart})
-        if apart:
+        if _is_apart(update, handed + derived(self.case.items[site].pair, self.case.reference)):
             return Finding(BY, Verdict.DRIFT, Why.BEYOND_LIMIT, facts)
+        if apart:
+            return Finding(BY, Verdict.INCONCLUSIVE, Why.UNTOLD, facts)
         if update.is_hidden or limit >= 1:
             return Finding(BY, Verdict.INCONCLUSIVE, Why.HIDDEN_UPDATE, facts)
         return Finding(BY, Verdict.NOISE, Why.WITHIN_LIMIT, facts)
@@ -307,6 +313,12 @@ class _Walk:
         before = [one._replace(step=step) for one in gradients for step in range(site.step + 1)]
         known = [self.errors[one] for one in (*before, *kept) if one in self.errors]
         return max((min(error, 1.0) for error in known if isfinite(error)), default=0.0)
+
+
+def _is_apart(update: Update, slack: float) -> bool:
+    """Whether two updates differ by more than rounding, gradients and something else explain."""
+    is_other = abs(update.factor) > update.open + slack
+    return update.is_gross or is_other or update.error > NOISIER * update.noise + slack
 
 
 def _is_same_pass(site: Site, other: Site) -> bool:

@@ -144,5 +144,6 @@ def _build(building: Building) -> Built:
             makers[record.site.phase](record)
         except NotReplayableError as error:
             reasons[record.site] = str(error)
-    step = Step(building.number, tuple(building.nodes), (), building.sites, (), tuple(building.notes))
+    optimizers, notes = tuple(building.optimizers), tuple(building.notes)
+    step = Step(building.number, tuple(building.nodes), (), building.sites, optimizers, notes)
     return Built(step, reasons)

@@ -77,6 +77,7 @@ class Building:
         self.there = {record.site: record for record in records if record.at is not None}
         self.nodes: list[Node] = []
         self.sites: dict[Site, Ref] = {}
+        self.optimizers: list[dict[str, Json]] = []  # with the settings of their groups
         self.notes: dict[str, None] = {NOTE: None}
         self.made: dict[Site, Made] = {}
         self.read_by: dict[Site, list[tuple[Site, int]]] = defaultdict(list)  # who reads it, as which argument

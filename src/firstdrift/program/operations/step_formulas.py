@@ -109,9 +109,10 @@ def _adam(x: Tensors, w: Weights, s: Any) -> Tensor:
 
 
 def _next_step(before: Tensor | None) -> Any:
-    """The number of this step, in more digits than any weight: one less a power of beta is little, and is a constant
-    that no optimizer rounds as it rounds weights."""
-    return 1 if before is None else before.reshape(()).double() + 1
+    """The number of this step, in float32 at least, whatever weights are stored in."""
+    if before is None:
+        return 1
+    return before.reshape(()).to(torch.promote_types(before.dtype, torch.float32)) + 1
 
 
 @entry(ENTRIES, "RunningStatistics", inputs=2, momentum=("number", 0.1))

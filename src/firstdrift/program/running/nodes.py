@@ -146,6 +146,8 @@ class Nodes:
                 raise NotReplayableError("the model detaches a value here, and which gradients that stops is not known")
             return [differentiable(facts.base, args)]
         kwargs = {name: decoded(item, value, exact=self._exact) for name, item in call.kwargs.items()}
+        if self._shaking is not None:
+            args, kwargs = self._shaking.scalars(number, args), self._shaking.scalars(number, kwargs)
         try:
             results = self._made(number, func, facts, args, kwargs)
         except RuntimeError as error:

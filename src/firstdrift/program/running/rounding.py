@@ -39,6 +39,7 @@ from ..cuts import type_of
 from ..op_facts import facts_of, written_by
 from .allowed import operation
 from .opened import opened
+from .scalars import Scalars
 
 aten = torch.ops.aten
 
@@ -202,6 +203,7 @@ class Shaking:
         self.unmoved = shake.unmoved if shake.unmoved is not None and shake.unmoved.step is step else None
         self._roundings: dict[int, Rounding] = {}
         self._is_same: dict[Ref, bool] = dict.fromkeys(shake.steady, True)
+        self._scalars = Scalars(step, shake.seed)
 
     def given(self, ref: Ref, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A recorded tensor; more digits may have been computed with than were recorded."""
@@ -215,6 +217,15 @@ class Shaking:
         unit = _unit(type_)
         return max(unit, self._shake.coarsest) * self._shake.times if unit else 0.0
 
+    def scalars(self, number: int, item: Any) -> Any:
+        """Arguments of a call; if it is an optimizer's, with its constants rounded: no format is too short to derive
+        them in float32."""
+        call = self._step.nodes[number]
+        if not isinstance(call, Call) or call.part != "optimizer":
+            return item
+        unit = max(map(self._unit, call.results), default=0.0)
+        return self._scalars.moved(item, min(unit, _LONG * self._shake.times), number) if unit >= _LONG else item
+
     def around(self, number: int, func: Any) -> Rounding:
         """What a call is made in."""
         call = self._step.nodes[number]
@@ -224,7 +235,7 @@ class Shaking:
         is_open = any(Ref(number, at) in self._open for at in range(len(call.results)))
         long = _LONG * self._shake.times
         sums = None
-        if self.unmoved is not None and all(map(self._is_unmoved, reads(call))):
+        if self.unmoved is not None and call.part != "optimizer" and all(map(self._is_unmoved, reads(call))):
             sums = partial(self.unmoved.sums, number)
         last = min(unit, long) if is_open else unit
         rounding = Rounding(func, unit, last, long, shorter, partial(self._key, number), sums)
