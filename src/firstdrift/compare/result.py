@@ -99,6 +99,7 @@ class Why(StrEnum):
     MAYBE_FLIPPED = "maybe-flipped"
     SOURCELESS = "sourceless"
     UNKNOWN_SETTING = "unknown-setting"
+    UNEXERCISED = "unexercised"
     # not comparable
     PROBLEM = "problem"
     NAN_ON_BOTH = "nan-on-both"

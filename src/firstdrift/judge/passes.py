@@ -28,6 +28,7 @@ from .replay.programs import replays_for
 from .shorter import shorter
 from .statements import settings_of, stating
 from .truth import Truth
+from .unexercised import unexercised
 from .untested import untested
 
 BY_BYTES: tuple[Pass, ...] = (comparable, given, local)
@@ -66,7 +67,7 @@ def _judge(case: Case, allow_nan: tuple[str, ...]) -> tuple[Case, dict[Site, Cha
     asked = [*doubts, *([site for site in case.items if site.phase == "fwd"] if suspects else [])]
     replays = replays_for(case.reference, case.candidate, case.alignment.pairs, asked, finest=case.finest, own=case.own)
     case = replace(case, replays=replays)
-    closing = without_source, stating(case.settings), refuse_nan(allow_nan)
+    closing = unexercised, without_source, stating(case.settings), refuse_nan(allow_nan)
     last = inheritance, cancelled, untested, shorter, edges, *closing
     return case, fold(case, chains, (*_by_program(case), *last))
 

@@ -289,6 +289,10 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.MAYBE_FLIPPED: _maybe_flipped,
     Why.SOURCELESS: lambda facts: f"{_follows(facts)}, and that does not drift",
     Why.UNKNOWN_SETTING: _unknown_setting,
+    Why.UNEXERCISED: lambda facts: (
+        f"the same on this batch, and not on others: the reference computes {facts['reference']}, the candidate "
+        f"{facts['candidate']}"
+    ),
     Why.PROBLEM: lambda facts: str(facts["problem"]),
     Why.NAN_ON_BOTH: _nan,
 }

@@ -246,10 +246,14 @@ class Replays:
 
     def own_expected(self, site: Site) -> Array | None:
         """What the candidate's own calls make of its own tensors, in float64; None where it recorded no program."""
+        return self.run_own(site, lambda other: None)
+
+    def run_own(self, site: Site, tensors: Tensors) -> Array | None:
+        """What the candidate's own calls make of tensors that are given by its own sites; of its own, where not."""
         own = self.own_cut(site)
         if own is None or self.own is None:
             return None
-        return Interpreter(own[0], self.own.trace, exact=True, limits=LIMITS).array_of(own[1])
+        return Interpreter(own[0], self.own.trace, tensors=tensors, exact=True, limits=LIMITS).array_of(own[1])
 
     def own_drawn(self, site: Site, seed: int) -> Array | None:
         """The same, rounded at random as its dtypes say."""

@@ -1,0 +1,84 @@
+"""Operations that differ although their results do not: what this batch never asked of them is not known.
+
+A ReLU on positive numbers gives what no ReLU at all gives. Where the two sides' own calls differ, both are run on
+random numbers like those on record; what then differs is left open, with the names of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..compare.result import CLEAN, Finding, Verdict, Why
+from ..program.calls import Call, Program, Step
+from ..program.read_program import read_program
+from ..sites import Site
+from ..strict_json import Json
+from .case import Case, Chains, Findings, last
+from .replay.programs import is_torch_here
+
+if TYPE_CHECKING:
+    from .replay.replays import Own
+
+BY = "unexercised"
+_PROVEN = frozenset({Why.SAME_FUNCTION, Why.GAUGE, Why.EMPTY, Why.ABSENT_ON_BOTH, Why.WITHIN_TOLERANCE})
+_DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
+_MADE = ("fwd", "loss")
+
+
+def unexercised(case: Case, chains: Chains) -> Findings:
+    """Clean pairs whose calls would part on other numbers; nothing where a run has drifted anyway."""
+    if not is_torch_here() or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+        return {}
+    sites = list(_asked(case, chains))
+    programs = _programs(case, sites)
+    if programs is None:
+        return {}
+    from .replay.exercised import Exercised
+
+    asked = Exercised(case, *programs)
+    with asked.replays.running():
+        apart = {site: asked.apart(site) for site in sites}
+    return {site: Finding(BY, Verdict.INCONCLUSIVE, Why.UNEXERCISED, facts) for site, facts in apart.items() if facts}
+
+
+def _asked(case: Case, chains: Chains) -> Iterator[Site]:
+    """What the first step's forward pass makes, and is clean without a proof."""
+    first = min((site.step for site in case.items), default=0)
+    for site, item in case.items.items():
+        now = last(chains, site)
+        is_made = site.phase in _MADE and (site.step, site.sample) == (first, None) and item.pair.reference.site == site
+        if is_made and item.measurement is not None and now and now.verdict in CLEAN and now.why not in _PROVEN:
+            yield site
+
+
+def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
+    """Both sides' programs, where their calls differ: as recorded, else of the operations that both name."""
+    ours = read_program(case.reference)
+    theirs = case.own.program if case.own is not None else read_program(case.candidate)
+    if ours is not None and theirs is not None:
+        steps = {site.step for site in sites} & ours.steps.keys() & theirs.steps.keys()
+        if all(_written(ours.steps[one]) == _written(theirs.steps[one]) for one in steps):
+            return None
+    elif ours is not None or theirs is not None or all(_is_named_alike(case, site) for site in sites):
+        return None
+    from ..program.library import library_program
+    from .replay.replays import Own
+
+    ours, theirs = ours or library_program(case.reference), theirs or library_program(case.candidate)
+    return None if ours is None or theirs is None else (ours, case.own or Own(theirs, case.candidate))
+
+
+def _is_named_alike(case: Case, site: Site) -> bool:
+    pair = case.items[site].pair
+    return None in (pair.reference.op, pair.candidate[0].op) or pair.reference.op == pair.candidate[0].op
+
+
+def _written(step: Step) -> list[tuple[str, Json]]:
+    """The calls of a step, one after the other, and the numbers that they were passed."""
+    return [(call.op, constants_of(call)) for _, call in step.calls() if call.part in ("forward", "loss")]
+
+
+def constants_of(call: Call) -> list[Json]:
+    """What a call was passed that is no tensor and no size: floats."""
+    return [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, float)]
