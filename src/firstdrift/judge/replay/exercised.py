@@ -19,13 +19,12 @@ from ..case import Case
 from ..noise import excess_of
 from ..unexercised import constants_of
 from .exchanged import calls
-from .introducing import DRIFT
 from .replays import Own, Replays, Tensors
 
 MOST_ELEMENTS = 1 << 26  # that are read or made, of all sites together
+APART = 64.0  # times what draws of correct code come to: less than that is what noise hides on any numbers
 SIZES = (1.0, 64.0)  # times as large as those on record, numbers are tried
 FEW_VALUES = 4  # different numbers of a tensor that is a mask, and is left as it is
-SAMPLE = 4096  # numbers that are looked at for that
 WEIGHTS = ("weight", "optim")  # what stays what it is
 NAMED = 4  # operations that are named of each side
 
@@ -125,7 +124,7 @@ class Exercised:
             return replays.drawn(site, seed, tensors=tensors) if ours.written else expected
 
         excess = excess_of(expected, found, unit, draw)
-        return excess is not None and not excess.times <= DRIFT
+        return excess is not None and not excess.times <= APART
 
 
 def _written(made: dict[int, Call]) -> Written:
@@ -158,12 +157,16 @@ def _plain(op: str) -> str:
 
 
 def _random(array: Array | None, size: float, rng: np.random.Generator) -> Array | None:
-    """Numbers so many times as large as those on record, of all signs; whole numbers and masks stay what they are."""
+    """Numbers so many times as large as those on record, of all signs; what is equal, or equal but for its sign, stays
+    so, as in a table that holds everything twice. Whole numbers and masks stay what they are."""
     if array is None or array.dtype.kind in "iub" or not array.size:
         return array
     numbers = wide(array)
-    is_mask = len(np.unique(numbers.reshape(-1)[:SAMPLE])) <= FEW_VALUES
-    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all() or is_mask:
+    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
         return array
-    drawn: Array = size * float(np.sqrt(np.mean(numbers**2))) * rng.standard_normal(array.shape)
-    return drawn
+    known, place = np.unique(np.abs(numbers), return_inverse=True)
+    if len(known) <= FEW_VALUES:
+        return array
+    drawn = size * float(np.sqrt(np.mean(numbers**2))) * rng.standard_normal(known.shape)
+    found: Array = np.sign(numbers) * drawn[place].reshape(numbers.shape)
+    return found
