@@ -100,6 +100,7 @@ NUMBERS = (
     Number("judge.replayed", "CANCELS", "times its own size", "choice", ""),
     Number("judge.replayed", "BEHIND_DRIFT", "elements read or made", "budget", ""),
     Number("judge.replay.exercised", "MOST_ELEMENTS", "elements read or made", "budget", ""),
+    Number("judge.replay.exercised", "TRIALS", "random inputs", "budget", ""),
     Number("judge.replay.exercised", "APART", "times what draws come to", "choice", ""),
     Number("judge.replay.exercised", "SIZES", "times those on record", "choice", ""),
     Number("judge.replay.exercised", "FEW_VALUES", "different numbers", "choice", ""),

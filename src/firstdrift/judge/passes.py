@@ -16,7 +16,7 @@ from ..sites import Site, in_words
 from ..traces import Trace
 from .apriori.limits import limits_for
 from .cancelled import cancelled
-from .case import Case, Chain, Chains, Pass, decided, fold
+from .case import Case, Chain, Chains, Findings, Pass, decided, fold
 from .comparable import comparable
 from .edges import edges
 from .given import given
@@ -24,7 +24,7 @@ from .graph import Graph
 from .inheritance import inheritance, without_source
 from .local import local
 from .nan import refuse_nan
-from .replay.programs import replays_for
+from .replay.programs import is_torch_here, replays_for
 from .shorter import shorter
 from .statements import settings_of, stating
 from .truth import Truth
@@ -67,9 +67,18 @@ def _judge(case: Case, allow_nan: tuple[str, ...]) -> tuple[Case, dict[Site, Cha
     asked = [*doubts, *([site for site in case.items if site.phase == "fwd"] if suspects else [])]
     replays = replays_for(case.reference, case.candidate, case.alignment.pairs, asked, finest=case.finest, own=case.own)
     case = replace(case, replays=replays)
-    closing = unexercised, without_source, stating(case.settings), refuse_nan(allow_nan)
+    closing = of_other_shapes, unexercised, without_source, stating(case.settings), refuse_nan(allow_nan)
     last = inheritance, cancelled, untested, shorter, edges, *closing
     return case, fold(case, chains, (*_by_program(case), *last))
+
+
+def of_other_shapes(case: Case, chains: Chains) -> Findings:
+    """Tensors that cannot be compared because of their shapes; torch is loaded if there are any."""
+    if not is_torch_here() or not decided(chains, Why.PROBLEM):
+        return {}
+    from .exceptions.other_shapes import other_shapes
+
+    return other_shapes(case, chains)
 
 
 def _by_program(case: Case) -> tuple[Pass, ...]:

@@ -19,9 +19,11 @@ from ..case import Case
 from ..noise import excess_of
 from ..unexercised import constants_of
 from .exchanged import calls
+from .introducing import DRIFT
 from .replays import Own, Replays, Tensors
 
 MOST_ELEMENTS = 1 << 26  # that are read or made, of all sites together
+TRIALS = 3  # random inputs that a proof takes
 APART = 64.0  # times what draws of correct code come to: less than that is what noise hides on any numbers
 SIZES = (1.0, 64.0)  # times as large as those on record, numbers are tried
 FEW_VALUES = 4  # different numbers of a tensor that is a mask, and is left as it is
@@ -61,12 +63,18 @@ class Exercised:
             return None
         self._known.add((ours.written, theirs.written))
         self._left -= self.replays.work(site)
-        try:
-            differs = self._left >= 0 and self._differs(site, ours, theirs)
-        except NotReplayableError:
+        found = (self._times(site, ours, theirs, size) for size in (SIZES if self._left >= 0 else ()))
+        if not any(one is not None and not one <= APART for one in found):
             return None
-        names = _names(ours.written, theirs.written), _names(theirs.written, ours.written)
-        return {"reference": names[0], "candidate": names[1]} if differs else None
+        return {"reference": _names(ours.written, theirs.written), "candidate": _names(theirs.written, ours.written)}
+
+    def is_same(self, site: Site) -> bool:
+        """Whether both sides' calls make the same of random numbers, from what both recorded before it."""
+        ours, theirs = self._ours(site), self._theirs(site)
+        if ours is None or theirs is None:
+            return False
+        found = [self._times(site, ours, theirs, 1.0, seed + 1) for seed in range(TRIALS)]
+        return all(one is not None and one <= DRIFT for one in found)
 
     def _ours(self, site: Site) -> _Side | None:
         replays = self.replays
@@ -98,33 +106,33 @@ class Exercised:
 
         return _Side(_written(calls(*own)), frozenset(own_tensors), run)
 
-    def _differs(self, site: Site, ours: _Side, theirs: _Side) -> bool:
-        """Whether either side's calls give other numbers of random inputs, which both read."""
-        return any(self._differs_on(site, ours, theirs, size) for size in SIZES)
-
-    def _differs_on(self, site: Site, ours: _Side, theirs: _Side, size: float) -> bool:
-        """The same of numbers so many times as large as those on record."""
-        replays, rng = self.replays, np.random.default_rng(0)
-        firsts = {replays.first(one) for one in ours.reads}
-        if firsts != {replays.first(one) for one in theirs.reads}:
-            return False
-        drawn = {one: _random(replays.theirs.array(one), size, rng) for one in sorted(firsts)}
+    def _times(self, site: Site, ours: _Side, theirs: _Side, size: float, seed: int = 0) -> float | None:
+        """How far both sides' calls are apart on random numbers, in units of noise; None where nobody can tell. What
+        one side alone reads may be whole numbers. Without a seed, numbers that are equal stay so."""
+        replays, rng = self.replays, np.random.default_rng(seed)
+        firsts = [{replays.first(one) for one in side.reads} for side in (ours, theirs)]
+        arrays = {one: replays.theirs.array(one) for one in sorted(firsts[0] | firsts[1])}
+        if any((array := arrays[one]) is None or array.dtype.kind not in "iub" for one in firsts[0] ^ firsts[1]):
+            return None
+        drawn = {one: _random(array, size, rng, alike=not seed) for one, array in arrays.items()}
 
         def tensors(wanted: Site) -> Array | None:
             return drawn[first] if (first := replays.first(wanted)) in drawn else replays.tensors(wanted)
 
-        expected, found = ours.run(tensors), theirs.run(tensors)
-        if expected is None or found is None or expected.shape != found.shape or expected.dtype.kind in "iub":
-            return False
-        if not np.array_equal(np.isfinite(expected), np.isfinite(found)):  # numbers that it is not made for
-            return False
-        unit = max(self._case.unit(self._case.items[site].pair), UNIT_ROUNDOFF["f32"])
-
         def draw(seed: int) -> Array | None:
             return replays.drawn(site, seed, tensors=tensors) if ours.written else expected
 
-        excess = excess_of(expected, found, unit, draw)
-        return excess is not None and not excess.times <= APART
+        try:
+            expected, found = ours.run(tensors), theirs.run(tensors)
+            if expected is None or found is None or expected.shape != found.shape or expected.dtype.kind in "iub":
+                return None
+            if not np.array_equal(np.isfinite(expected), np.isfinite(found)):  # numbers that it is not made for
+                return None
+            unit = max(self._case.unit(self._case.items[site].pair), UNIT_ROUNDOFF["f32"])
+            excess = excess_of(expected, found, unit, draw)
+        except NotReplayableError:
+            return None
+        return None if excess is None else excess.times
 
 
 def _written(made: dict[int, Call]) -> Written:
@@ -156,17 +164,21 @@ def _plain(op: str) -> str:
     return op.split(".")[1].strip("_")
 
 
-def _random(array: Array | None, size: float, rng: np.random.Generator) -> Array | None:
-    """Numbers so many times as large as those on record, of all signs; what is equal, or equal but for its sign, stays
-    so, as in a table that holds everything twice. Whole numbers and masks stay what they are."""
-    if array is None or array.dtype.kind in "iub" or not array.size:
+def _random(array: Array | None, size: float, rng: np.random.Generator, alike: bool) -> Array | None:
+    """Numbers so many times as large as those on record, of all signs; if `alike`, what is equal, or equal but for its
+    sign, stays so, as in a table that holds everything twice. Whole numbers change places; masks stay as they are then.
+    """
+    if array is None or array.dtype.kind == "b" or not array.size:
         return array
+    if array.dtype.kind in "iu":
+        shuffled: Array = rng.permutation(array.reshape(-1)).reshape(array.shape)
+        return shuffled
     numbers = wide(array)
     if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
         return array
     known, place = np.unique(np.abs(numbers), return_inverse=True)
-    if len(known) <= FEW_VALUES:
+    if alike and len(known) <= FEW_VALUES:
         return array
-    drawn = size * float(np.sqrt(np.mean(numbers**2))) * rng.standard_normal(known.shape)
-    found: Array = np.sign(numbers) * drawn[place].reshape(numbers.shape)
-    return found
+    usual = size * float(np.sqrt(np.mean(numbers**2)))
+    drawn: Array = usual * rng.standard_normal(known.shape if alike else numbers.shape)
+    return np.sign(numbers) * drawn[place].reshape(numbers.shape) if alike else drawn

@@ -1,0 +1,83 @@
+"""A tensor that one side makes in another shape: padded before and not inside, once for a batch or once a sample.
+
+It cannot be compared. What is made of it can: where both sides' own calls, from what both recorded before it, make the
+same of random inputs, and the same was recorded, such a tensor hides nothing. One that nothing compared is made of, or
+that the model gives, stays what it is.
+"""
+
+from __future__ import annotations
+
+from ...compare.result import CLEAN, Finding, Verdict, Why
+from ...program.calls import Step, reads
+from ...program.cuts import Cut
+from ...program.read_program import read_program
+from ...sites import Site
+from ..case import Case, Chains, Findings, last
+from ..replay.exercised import TRIALS, Exercised
+from ..replay.replays import Own, Replays
+
+BY = "other shapes"
+_DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
+
+
+def other_shapes(case: Case, chains: Chains) -> Findings:
+    """Tensors of other shapes of which both sides make the same."""
+    asked = [site for site in chains if _is_of_another_shape(site, case, chains)]
+    ours, theirs = read_program(case.reference), None if case.own is not None else read_program(case.candidate)
+    own = case.own or (None if theirs is None else Own(theirs, case.candidate))
+    if not asked or ours is None or own is None or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+        return {}
+    functions = Exercised(case, ours, own)
+    with functions.replays.running():
+        made = _made_of(functions.replays, case, asked)
+        forward = [site for site in asked if site.phase == "fwd"]
+        readers = {one for site in forward for one in made[site] if one.phase == "fwd"}
+        proven = {one for one in readers if _is_clean(one, chains) and functions.is_same(one)}
+    shown = [site for site in forward if made[site] and made[site] <= proven | _gradients(made[site], chains)]
+    shown += [site for site in asked if site._replace(phase="fwd") in shown and site.phase == "agrad"
+              and made[site] and all(_is_clean(one, chains) for one in made[site])]  # fmt: skip
+    used = {one for site in shown for one in made[site] if one in proven}
+    return {site: _finding(sorted(made[site] & proven)) for site in shown} | {site: _finding([site]) for site in used}
+
+
+def _is_of_another_shape(site: Site, case: Case, chains: Chains) -> bool:
+    pair, now = case.items[site].pair, last(chains, site)
+    shapes = pair.reference.shape, pair.candidate[0].shape if len(pair.candidate) == 1 else None
+    is_inner = site.phase in ("fwd", "agrad") and bool(site.name) and pair.reference.site == site
+    return is_inner and now is not None and now.why is Why.PROBLEM and None not in shapes and shapes[0] != shapes[1]
+
+
+def _made_of(replays: Replays, case: Case, asked: list[Site]) -> dict[Site, set[Site]]:
+    """The compared tensors that either side makes of each."""
+    found: dict[Site, set[Site]] = {site: set() for site in asked}
+    own_site = replays.own.site if replays.own is not None else None
+    theirs = {own_site(case.items[site].pair.candidate[0].site): site for site in asked if own_site}
+    for site in replays.theirs.sites:
+        own = replays.own_cut(site) if site in case.items else None
+        inside = [one for one in theirs if own is not None and _is_inside(one, *own)]
+        for one in {*replays.unseen(site), *(theirs[one] for one in inside)} if site in case.items else ():
+            if one in found:
+                found[one].add(site)
+    return found
+
+
+def _is_inside(site: Site, step: Step, cut: Cut) -> bool:
+    """Whether a tensor is made on the way to another, and read there."""
+    ref = step.sites.get(site)
+    return ref is not None and ref != cut.target and any(ref in reads(step.nodes[number]) for number in cut.nodes)
+
+
+def _gradients(sites: set[Site], chains: Chains) -> set[Site]:
+    """Gradients that are what they should be; their function follows from that of the forward pass."""
+    return {one for one in sites if one.phase != "fwd" and _is_clean(one, chains)}
+
+
+def _is_clean(site: Site, chains: Chains) -> bool:
+    now = last(chains, site)
+    return now is not None and now.verdict in CLEAN
+
+
+def _finding(readers: list[Site]) -> Finding:
+    modules = sorted({one.name for one in readers})
+    facts = {"part": ", ".join(modules), "modules": modules, "trials": TRIALS, "proof": "replayed"}
+    return Finding(BY, Verdict.NOISE, Why.SAME_FUNCTION, facts)
