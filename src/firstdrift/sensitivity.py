@@ -8,7 +8,7 @@ the limits answer, by which it was judged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -61,16 +61,28 @@ class Power:
     sites: tuple[Visible, ...]
     calibrated: bool
     pair: bool  # whether two traces were given, or one against itself
+    open: tuple[Site, ...] = ()  # what was asked for and could not be compared, or has no counterpart
 
     @property
     def blind(self) -> tuple[Site, ...]:
         """Sites at which no error would be found."""
         return tuple(one.site for one in self.sites if one.everywhere is None)
 
+    @property
+    def exit_code(self) -> int:
+        """0 where errors would be found; 2 where none would be, or nobody can tell of something that was asked for."""
+        return 0 if len(self.blind) < len(self.sites) and not self.open else 2
+
     def to_json(self) -> dict[str, Any]:
         """JSON of schema `firstdrift-power-v1`."""
         rows = [{**one.site._asdict(), "everywhere": one.everywhere, "in_part": one.in_part} for one in self.sites]
-        return {"schema": SCHEMA, "calibrated": self.calibrated, "pair": self.pair, "sites": rows}
+        return {
+            "schema": SCHEMA,
+            "calibrated": self.calibrated,
+            "pair": self.pair,
+            "sites": rows,
+            "open": [one._asdict() for one in self.open],
+        }
 
 
 @np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
@@ -108,7 +120,15 @@ def _power(
         for item in items:
             found.append(_visible(item, case, replays, chains[item.pair.site]))
             tell(1)
-    return Power(tuple(found), any(figure(item.pair.reference) is not None for item in measured), pair)
+    left = tuple(site for site in _open(case, chains) if site in asked)
+    return Power(tuple(found), any(figure(item.pair.reference) is not None for item in measured), pair, left)
+
+
+def _open(case: Case, chains: Mapping[Site, Chain]) -> Iterator[Site]:
+    """The reference's sites that nothing is said of."""
+    yield from (item.site for item in case.alignment.reference_only)
+    yield from (case.items[site].pair.reference.site for site, chain in chains.items()
+                if chain[-1].verdict is Verdict.NOT_COMPARABLE)  # fmt: skip
 
 
 def _visible(item: Measured, case: Case, replays: Replays | None, chain: Chain) -> Visible:

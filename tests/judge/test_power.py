@@ -209,3 +209,25 @@ def test_power_refuses_a_pair_that_drifts_in_what_only_one_side_has(pair, tmp_pa
                 writer.put(name, phase, trace.array(record), port=port, producers=record.producers)
     with pytest.raises(fd.SelectionError, match="differ beyond noise at grad 3"):
         fd.power(pair / "r", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "code"),
+    [
+        (lambda x: x, lambda x: x, 0),
+        (lambda x: np.full_like(x, np.nan), lambda x: np.full_like(x, np.nan), 2),
+        (lambda x: x[:0], lambda x: x[:0], 2),
+        (lambda x: x, lambda x: x[:, :3], 2),
+        (lambda x: x, None, 2),
+    ],
+    ids=["numbers", "no numbers", "nothing", "another shape", "not there"],
+)
+def test_who_can_tell_nothing_does_not_say_that_all_is_well(tmp_path, ours, theirs, code):
+    x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    for name, change in (("r", ours), ("c", theirs)):
+        with fd.Writer(tmp_path / name) as writer:
+            writer.put("other", "fwd", x if code == 0 or change is None or theirs is None else change(x))
+            if change is not None:
+                writer.put("this", "fwd", change(x))
+    answer = CliRunner().invoke(cli, ["power", str(tmp_path / "r"), str(tmp_path / "c")])
+    assert answer.exit_code == code, answer.output

@@ -375,3 +375,41 @@ def test_norms_of_ones_and_biases_of_zeros_are_moved_with_their_layers(tmp_path,
     found = compared(tmp_path, untrained, {f"model.{name}": value for name, value in untrained.items()})
     assert (found.counts, found.exit_code) == ({"moved": 15}, 0)
     assert all(one.others == (f"model.{one.name}",) for one in found.tensors)
+
+
+def written(path, **tensors):
+    from safetensors.numpy import save_file
+
+    save_file(tensors, str(path))
+    return path
+
+
+def both(tmp_path, ours, theirs):
+    return diff_checkpoints(written(tmp_path / "a.safetensors", **ours), written(tmp_path / "b.safetensors", **theirs))
+
+
+def test_numbers_that_are_none_on_both_sides_are_not_comparable(tmp_path):
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    lost = weights.copy()
+    lost[1, 2] = np.nan
+    result = both(tmp_path, {"w": lost}, {"w": lost})
+    assert (result.verdict, result.exit_code) == ("not comparable", 2)
+    assert both(tmp_path, {"w": lost}, {"w": weights}).exit_code == 1
+
+
+def test_a_drift_beside_numbers_that_are_none_is_found(tmp_path):
+    lost = np.array([1.0, np.nan, 3.0], np.float32)
+    assert both(tmp_path, {"w": lost}, {"w": np.array([1.5, np.nan, 3.0], np.float32)}).exit_code == 1
+
+
+def test_empty_tensors_cover_nothing(tmp_path):
+    empty = np.zeros((0, 3), np.float32)
+    assert both(tmp_path, {"w": empty}, {"w": empty}).exit_code == 2
+    full = np.ones((2, 3), np.float32)
+    assert both(tmp_path, {"w": empty, "v": full}, {"w": empty, "v": full}).exit_code == 0
+
+
+def test_zeros_of_another_sign_are_the_same_numbers(tmp_path):
+    zeros = np.array([0.0, 1.0], np.float32)
+    result = both(tmp_path, {"w": zeros}, {"w": -zeros * np.array([1, -1], np.float32)})
+    assert (result.exit_code, result.tensors[0].sentence) == (0, "the same numbers; zeros have other signs")

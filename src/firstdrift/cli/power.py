@@ -43,6 +43,7 @@ def command(
         print_json(found.to_json())
     else:
         say(_text(found))
+    click.get_current_context().exit(found.exit_code)
 
 
 def _text(found: Power) -> str:
@@ -58,6 +59,11 @@ def _text(found: Power) -> str:
 
 
 def _summary(found: Power) -> str:
+    left = f"; {len(found.open)} could not be compared, or have no counterpart" if found.open else ""
+    return _found(found) + left
+
+
+def _found(found: Power) -> str:
     seen = [one for one in found.sites if one.everywhere is not None]
     noise = "calibrated noise" if found.calibrated else "the noise of the two traces" if found.pair else "usual noise"
     if not seen:

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..compare.measuring import Measured
 from ..compare.result import CLEAN, Finding, Verdict, Why
+from ..pair.arrangements import NEAR
 from ..program.calls import Call, Program, Step
 from ..program.read_program import read_program
 from ..sites import Site
 from ..strict_json import Json
-from .case import Case, Chains, Findings, last
+from .case import Case, Chains, Findings
 from .replay.programs import is_torch_here
 
 if TYPE_CHECKING:
     from .replay.replays import Own
 
 BY = "unexercised"
-_PROVEN = frozenset({Why.SAME_FUNCTION, Why.GAUGE, Why.EMPTY, Why.ABSENT_ON_BOTH, Why.WITHIN_TOLERANCE})
+_PROVEN = frozenset({
+    Why.SAME_FUNCTION, Why.GAUGE, Why.EMPTY, Why.ABSENT_ON_BOTH, Why.WITHIN_TOLERANCE, Why.NEAR_TRUTH, Why.FILL,
+})  # fmt: skip
 _DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
 _MADE = ("fwd", "loss")
 
@@ -36,19 +40,29 @@ def unexercised(case: Case, chains: Chains) -> Findings:
         return {}
     from .replay.exercised import Exercised
 
-    asked = Exercised(case, *programs)
+    asked = Exercised(case, *programs, alike(case, chains))
     with asked.replays.running():
         apart = {site: asked.apart(site) for site in sites}
     return {site: Finding(BY, Verdict.INCONCLUSIVE, Why.UNEXERCISED, facts) for site, facts in apart.items() if facts}
 
 
+def alike(case: Case, chains: Chains) -> frozenset[Site]:
+    """The sites at which both sides have the same up to noise, and are not excused by what stands elsewhere."""
+    clean = (site for site, chain in chains.items() if chain[-1].verdict in CLEAN and chain[-1].why not in _PROVEN)
+    return frozenset(site for site in clean if _is_near(case.items[site]))
+
+
+def _is_near(item: Measured) -> bool:
+    error = None if item.measurement is None else item.measurement.rel_l2
+    return item.measurement is not None and (item.measurement.bit_equal or (error is not None and error <= NEAR))
+
+
 def _asked(case: Case, chains: Chains) -> Iterator[Site]:
     """What the first step's forward pass makes, and is clean without a proof."""
-    first = min((site.step for site in case.items), default=0)
+    first, clean = min((site.step for site in case.items), default=0), alike(case, chains)
     for site, item in case.items.items():
-        now = last(chains, site)
         is_made = site.phase in _MADE and (site.step, site.sample) == (first, None) and item.pair.reference.site == site
-        if is_made and item.measurement is not None and now and now.verdict in CLEAN and now.why not in _PROVEN:
+        if is_made and item.measurement is not None and site in clean:
             yield site
 
 

@@ -10,13 +10,14 @@ from ..strict_json import Json
 from .map_lines import MapLine
 
 SCHEMA = "firstdrift-weights-diff-v1"
-CODES = {"drift": 1, "missing": 2, "nothing compared": 2}
-ORDER = ("drift", "missing", "moved", "rounded", "same")
+CODES = {"drift": 1, "not comparable": 2, "missing": 2, "nothing compared": 2}
+ORDER = ("drift", "not comparable", "missing", "moved", "rounded", "same")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """One tensor of the reference: `same`, `rounded` to the candidate's dtype, `moved`, `drift` or `missing`."""
+    """One tensor of the reference: `same`, `rounded` to the candidate's dtype, `moved`, `drift`, `missing`, or
+    `not comparable` where both sides have no numbers in it."""
 
     name: str
     verdict: str
@@ -25,6 +26,7 @@ class TensorDifference:
     error: float | None = None
     others: tuple[str, ...] = ()
     line: MapLine | None = None  # how a map says where its numbers are; none where names and layouts are the same
+    is_empty: bool = False  # it covers nothing
 
     def to_json(self) -> dict[str, Json]:
         """As it stands in the result."""
@@ -53,7 +55,7 @@ class CheckpointDifference:
     @property
     def verdict(self) -> str:
         """The worst verdict of all."""
-        compared = any(one.verdict != "missing" for one in self.tensors)
+        compared = any(one.verdict != "missing" and not one.is_empty for one in self.tensors)
         if not compared:
             return "nothing compared"
         return next(verdict for verdict in ORDER if verdict in self.counts)

@@ -93,6 +93,10 @@ def _compared(sides: _Sides, name: str) -> TensorDifference:
     if a.shape != b.shape:
         said = f"shape {list(a.shape)} in the reference, {list(b.shape)} in the candidate"
         return TensorDifference(name, "drift", said, "shape")
+    if not a.size:
+        return TensorDifference(name, "same", "empty", is_empty=True)
+    if (lost := _nan_on_both(a, b)) is not None:
+        return TensorDifference(name, "not comparable", lost)
     if rounded is not a:
         back = _rounded(b, a, name)[0]
         equal, exact = same_bits(rounded, b), same_bits(back, a)
@@ -100,11 +104,24 @@ def _compared(sides: _Sides, name: str) -> TensorDifference:
             kinds = f"{dtype_name(a.dtype)} in the reference, {dtype_name(b.dtype)} in the candidate"
             how = "the same numbers" if equal and exact else "the same but for one rounding"
             return TensorDifference(name, "same" if equal and exact else "rounded", f"{how}: {kinds}")
+    if not same_bits(rounded, b) and np.array_equal(rounded, b):
+        return TensorDifference(name, "same", "the same numbers; zeros have other signs")
     if not same_bits(rounded, b):
         error = distance(a, b)
         said = f"relative error {error:.2g}" if np.isfinite(error) else "values that are no numbers on one side"
         return TensorDifference(name, "drift", said, None, error if np.isfinite(error) else None)
     return TensorDifference(name, "same")
+
+
+def _nan_on_both(a: Array, b: Array) -> str | None:
+    """What is no number on either side, where the rest is the same: nobody knows what it should be."""
+    if dtype_name(a.dtype) not in FLOATS or dtype_name(b.dtype) not in FLOATS:
+        return None
+    ours, theirs = np.isnan(_wide(a)), np.isnan(_wide(b))
+    if not ours.any() or not np.array_equal(ours, theirs):
+        return None
+    rest = np.array_equal(_wide(a)[~ours], _wide(b)[~ours])
+    return f"{int(ours.sum())} of {a.size} elements are NaN on both sides" if rest else None
 
 
 def _rounded(a: Array, b: Array, name: str) -> tuple[Array, str | None]:

@@ -15,6 +15,7 @@ from ...sites import Site
 from ..case import Case, Chains, Findings, last
 from ..replay.exercised import TRIALS, Exercised
 from ..replay.replays import Own, Replays
+from ..unexercised import alike
 
 BY = "other shapes"
 _DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
@@ -27,7 +28,7 @@ def other_shapes(case: Case, chains: Chains) -> Findings:
     own = case.own or (None if theirs is None else Own(theirs, case.candidate))
     if not asked or ours is None or own is None or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
         return {}
-    functions = Exercised(case, ours, own)
+    functions = Exercised(case, ours, own, alike(case, chains))
     with functions.replays.running():
         made = _made_of(functions.replays, case, asked)
         forward = [site for site in asked if site.phase == "fwd"]

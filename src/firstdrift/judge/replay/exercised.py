@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from .replays import Own, Replays, Tensors
 MOST_ELEMENTS = 1 << 26  # that are read or made, of all sites together
 TRIALS = 3  # random inputs that a proof takes
 APART = 64.0  # times what draws of correct code come to: less than that is what noise hides on any numbers
-SIZES = (1.0, 64.0)  # times as large as those on record, numbers are tried
+SIZES = (1.0, 8.0)  # times as large as those on record, numbers are tried
 FEW_VALUES = 4  # different numbers of a tensor that is a mask, and is left as it is
 WEIGHTS = ("weight", "optim")  # what stays what it is
 NAMED = 4  # operations that are named of each side
@@ -45,8 +45,9 @@ class _Side:
 class Exercised:
     """Both programs; calls that are written alike on either side are asked once."""
 
-    def __init__(self, case: Case, program: Program, own: Own) -> None:
+    def __init__(self, case: Case, program: Program, own: Own, alike: Collection[Site]) -> None:
         self._case = case
+        self._alike = alike  # the sites at which both sides have the same; what was moved elsewhere is not
         self.replays = Replays(
             case.reference, case.candidate, case.alignment.pairs, program, own, finest=case.finest
         )  # fmt: skip
@@ -111,6 +112,8 @@ class Exercised:
         one side alone reads may be whole numbers. Without a seed, numbers that are equal stay so."""
         replays, rng = self.replays, np.random.default_rng(seed)
         firsts = [{replays.first(one) for one in side.reads} for side in (ours, theirs)]
+        if any(one not in self._alike for one in (*ours.reads, *theirs.reads)):
+            return None
         arrays = {one: replays.theirs.array(one) for one in sorted(firsts[0] | firsts[1])}
         if any((array := arrays[one]) is None or array.dtype.kind not in "iub" for one in firsts[0] ^ firsts[1]):
             return None
