@@ -510,3 +510,9 @@ def test_the_command_writes_a_calibrated_trace(command):
 def test_what_names_no_model_is_refused_in_a_sentence(command, place, words):
     done = command(place, "ref")
     assert (done.exit_code, words in done.output, done.output.count("\n")) == (2, True, 1), done.output
+
+
+def test_a_model_that_gives_no_numbers_is_not_calibrated(tmp_path):
+    found = fd.calibrate(nn.Linear(4, 4), torch.full((3, 4), torch.nan), tmp_path / "ref")
+    assert (found.calibrated, found.exit_code) == (0, 2)
+    assert "no noise was measured" in str(found)

@@ -22,9 +22,15 @@ class Calibration:
     largest: float  # its noise, relative to the tensor
     notes: tuple[str, ...]
 
+    @property
+    def exit_code(self) -> int:
+        """2 where no noise was measured anywhere: a comparison with this trace is like one with any other."""
+        return 0 if self.calibrated else 2
+
     def __str__(self) -> str:
         head = f"{self.path}: {self.calibrated} of {self.sites} sites calibrated by {self.runs} further runs"
-        noisiest = [] if self.noisiest is None else [f"  noisiest: {self.noisiest}, {self.largest:.1e}"]
+        nothing = "  no noise was measured: nothing finite came out of the runs, or nothing that rounds"
+        noisiest = [nothing if self.noisiest is None else f"  noisiest: {self.noisiest}, {self.largest:.1e}"]
         return "\n".join([head, *noisiest, *(f"  {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:

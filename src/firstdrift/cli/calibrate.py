@@ -47,6 +47,7 @@ def command(place: str, out: str, runs: int, train: bool, seed: int | None, forc
         print_json(found.to_json())
     else:
         say(str(found))
+    click.get_current_context().exit(found.exit_code)
 
 
 def _given(returned: Any, place: str) -> dict[str, Any]:
