@@ -48,6 +48,8 @@ class Change:
     parameters: Mapping[str, Any] = ()  # type: ignore[assignment]
     at: int | None = None  # the call whose line is told, where it is none that is changed
     theirs: int | None = None  # the candidate's call in its place
+    undone: str = ""  # how it is told where it is the candidate's program that it puts right
+    undone_label: str = ""  # and what it is called then, if not the same
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,18 @@ from .by_structure import by_path, goes_on, laid_over, stays
 from .chains import ends_earlier
 from .changes.tables import exchanged_tables
 from .differing import differences
+from .from_below import WORK, Level, Sides, as_recorded, of_ours, of_theirs
 from .grafted import CALLS
 from .grafting import smallest_graft
-from .labels import LABELS
 from .naming import CHANGED, additional_label
-from .search import arounds_of, changes_that_fit
-from .step_names import named
+from .search import changes_that_fit
+from .telling import length, told_of
 from .trying import Question, Trial, Tried, apart, size
 from .values import call_told, line_of
 
-WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
-NARROW_WORK = 12_000.0  # of these, to find the value that differs
-FITTED = 20.0  # bits, that a number takes that was fitted
+NARROW_WORK = 12_000.0  # calls that are made again, to find the value that differs
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
-UNNAMED = 6.0  # bits, that a change without a name of its own takes more
+FEW = 6.0  # bits: nor does a change of the reference's program for one of the candidate's
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
 MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
 MOST_CALLS = 600  # a program of more calls is no one operation
@@ -63,17 +62,19 @@ def answer(asked: Asked) -> Answer | None:
             if asked.brought(rerun.array(rerun.target)).shape != piece.taken(asked.found, rerun.axis).shape:
                 return None
             asked = replace(asked, found=piece.taken(asked.found, rerun.axis))
-        both = _by_both(asked, rerun)
-        if both is not None and both.bits <= SHORT and both.label != CHANGED:
-            return both
-        one = _by_one(asked, rerun)
-        return min((found for found in (both, one) if found is not None), key=_length, default=None)
+        return _smallest(asked, _sides(asked, rerun))
     return None
 
 
-def _length(found: Answer) -> float:
-    """What it takes to say an answer, its fitted numbers and a missing name included."""
-    return found.bits + FITTED * found.free + UNNAMED * (found.label == CHANGED)
+def _smallest(asked: Asked, sides: Sides) -> Answer | None:
+    """The answer that takes least to say; nothing more is looked for where that is little."""
+    found: list[Answer] = []
+    for way, enough in ((partial(_by_both, asked), SHORT), (of_ours, FEW), (of_theirs, 0.0)):
+        one = way(sides)
+        found += [] if one is None else [one]
+        if found and min(map(length, found)) <= enough:
+            break
+    return min(found, key=length, default=None)
 
 
 def _read_elsewhere(asked: Asked) -> Answer | None:
@@ -123,62 +124,45 @@ def _off(asked: Asked) -> float:
     return apart(np.asarray(made, np.float64), wide) / whole if whole else 0.0
 
 
-def _by_one(asked: Asked, rerun: Rerun) -> Answer | None:
-    """From the reference's program alone: its calls, then the smaller ones that they consist of."""
-    work = WORK
-    for program in _levels(rerun):
-        trial = Trial(program, asked.question(program), work)
-        start = program.spent
-        found = changes_that_fit(trial, arounds_of(program))
-        if found:
-            return _told(found)
-        work -= program.spent - start
-    return None
-
-
-def _levels(rerun: Rerun) -> Iterator[Rerun]:
-    yield rerun
-    opened = rerun.opened()
-    if opened is not None:
-        yield opened
-
-
-def _by_both(asked: Asked, rerun: Rerun) -> Answer | None:
-    """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
+def _sides(asked: Asked, rerun: Rerun) -> Sides:
+    """Both sides' programs; the reference's alone where the candidate's own calls do not give what it recorded."""
+    alone = Sides(Level(asked, rerun, None, None))
     try:
         theirs = asked.replays.own_rerun(asked.site, exact=rerun.exact, piece=asked.piece)
     except NotReplayableError:
-        return None
+        return alone
     if theirs is None or len(theirs.calls) > MOST_CALLS:
-        return None
-    trial = Trial(rerun, asked.question(rerun), NARROW_WORK)
-    if not _reproduces(asked, theirs, trial):
-        return None
+        return alone
+    brought = as_recorded(asked, theirs, Trial(rerun, asked.question(rerun), NARROW_WORK))
+    return alone if brought is None else Sides(Level(asked, rerun, theirs, brought))
+
+
+def _by_both(asked: Asked, sides: Sides) -> Answer | None:
+    """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
     vague: Answer | None = None
-    for ours, other in _both_levels(rerun, theirs):
-        found = _at_level(asked, ours, other)
+    for level in sides.levels if sides.whole.theirs is not None else ():
+        found = _at_level(asked, level)
         if found is not None and found.label != CHANGED:
             return found
         vague = vague or found
     return vague
 
 
-def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
+def _at_level(asked: Asked, level: Level) -> Answer | None:
     """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
     first value that differs; else the few calls in which the two programs differ, one laid over the other."""
-    question = asked.question(ours)
+    ours, question, lined = level.ours, level.question, level.lined
     trial = Trial(ours, question, NARROW_WORK)
-    lined = narrowing.lined_up(ours, theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
     tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
     if tables:
-        return replace(_told(tables, lined), predicted=asked.found, both=True)
+        return replace(told_of(tables, lined), predicted=asked.found, both=True)
     chained = _chained(asked, lined, trial)
     if chained is not None:
         return chained
     both = aligned(lined)
     grafted = smallest_graft(both, Trial(ours, question, NARROW_WORK))
     if grafted is not None and grafted.change.label != CHANGED:
-        return replace(_told([grafted], lined), predicted=asked.found, both=True)
+        return replace(told_of([grafted], lined), predicted=asked.found, both=True)
     short = grafted is not None and not grafted.change.kind.startswith(CALLS)
     found, narrows = _narrowly(lined, question, trial, searched=short)
     if not found and not short:
@@ -191,14 +175,14 @@ def _at_level(asked: Asked, ours: Rerun, theirs: Rerun) -> Answer | None:
 def _chained(asked: Asked, lined: narrowing.Lined, trial: Trial) -> Answer | None:
     """Several calls in a row that one side makes behind what both have."""
     ended = [one for change in ends_earlier(lined) if (one := trial.tried(change)) is not None]
-    return replace(_told(ended), predicted=asked.found, both=True) if ended else goes_on(asked, lined)
+    return replace(told_of(ended), predicted=asked.found, both=True) if ended else goes_on(asked, lined)
 
 
 def _said(
     asked: Asked, lined: narrowing.Lined, found: Sequence[Tried], narrows: Sequence[narrowing.Narrow]
 ) -> Answer | None:
     """The change that was found; where none was, or a number was fitted, the few calls in which both differ."""
-    answered = replace(_told(found, lined, narrows), predicted=asked.found, both=True) if found else None
+    answered = replace(told_of(found, lined, narrows), predicted=asked.found, both=True) if found else None
     if answered is not None and not answered.free:
         return answered
     laid = laid_over(asked, lined)
@@ -227,25 +211,6 @@ def _narrowly(
 def _says_more(change: Change, both: Aligned) -> bool:
     """Whether a change has a name and is one of calls that the candidate does not make alike."""
     return change.label != CHANGED and all(number in both.apart for number in change.edit)
-
-
-def _both_levels(ours: Rerun, theirs: Rerun) -> Iterator[tuple[Rerun, Rerun]]:
-    yield ours, theirs
-    one, other = ours.opened(), theirs.opened()
-    if one is not None or other is not None:
-        yield one or ours, other or theirs
-
-
-def _reproduces(asked: Asked, theirs: Rerun, trial: Trial) -> bool:
-    """Whether the candidate's own calls give what it recorded."""
-    made = theirs.array(theirs.target)
-    for shaped in narrowing.shapes_of(made, trial.rerun.shape(trial.target)):
-        with suppress(ValueError, IndexError):
-            if apart(np.asarray(asked.brought(shaped), np.float64), trial.found) <= max(
-                trial.enough, 0.05 * trial.unchanged
-            ):
-                return True
-    return False
 
 
 def _of_narrows(lined: narrowing.Lined, narrows: Sequence[narrowing.Narrow]) -> list[Tried]:
@@ -306,41 +271,3 @@ def _adds_again(lined: narrowing.Lined, around: Around) -> bool:
     """Whether a call of the candidate adds what the reference adds once."""
     known = [lined.same[ref] for ref in around.tensors if ref in lined.same] if around.op == "add" else []
     return any(Around(lined.ours, number).op == "add" for ref in known for number in lined.ours.readers[ref])
-
-
-def _told(
-    found: Sequence[Tried], lined: narrowing.Lined | None = None, narrows: Sequence[narrowing.Narrow] = ()
-) -> Answer:
-    """The change of fewest bits; others of other names that take as many are its rivals."""
-    found = [replace(one, change=named(one.change, one.rerun)) for one in found]
-    ranked = sorted(
-        found, key=lambda one: (_bits(one.change), -LABELS[one.change.label].specificity, len(one.change.edit))
-    )
-    best = ranked[0]
-    change, rerun = best.change, best.rerun
-    as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
-    rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
-    numbers = [change.at] if change.at is not None else sorted(change.edit, key=rerun.order.index)
-    places = [line_of(rerun, number) for number in numbers if number in rerun.order]
-    place = next((one for one in places if one), None)
-    sentence = f"{place}: {change.said}" if place else change.said
-    if lined is not None and (narrows or change.theirs is not None):
-        told = change.theirs
-        theirs = narrowing.telling_call(lined.theirs, narrows[0].theirs) if told is None else told
-        other = line_of(lined.theirs, theirs)
-        sentence += f"; the candidate's line is {other}" if other and other != place else ""
-    return Answer(
-        change.label,
-        sentence,
-        dict(change.parameters or {}),
-        best.predicted,
-        best.left,
-        change.bits,
-        change.free,
-        rivals,
-    )
-
-
-def _bits(change: Change) -> float:
-    """What it takes to say a change: one that has a name is one of few."""
-    return change.bits + FITTED * change.free + UNNAMED * (change.label == CHANGED) + max(0, len(change.edit) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 
@@ -33,7 +34,9 @@ def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool 
     Unless it is to be `thorough`, only the first.
     """
     for stage in (
-        (_gates, _masks, _simple, _read, _numbers, _extra, _formats, _tables) if thorough else (_gates, _simple)
+        (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables)
+        if thorough
+        else (_gates, _simple)
     ):
         found = list(stage(trial, arounds))
         if found or trial.late:
@@ -47,6 +50,12 @@ def _gates(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     for change in several.blocks(trial.rerun):
         if chosen & set(change.edit):
             yield from _tried(trial, change)
+
+
+def _absent(trial: Trial, _: Sequence[Around]) -> Iterator[Tried]:
+    """Tensors that only this side reads do nothing."""
+    for change in several.absent(trial.rerun, trial.only.tensors):
+        yield from _tried(trial, change)
 
 
 def _simple(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
@@ -142,15 +151,21 @@ def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
             made |= one.edit(value)
         return made  # type: ignore[return-value]
 
+    more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
+    given = [one for one in trial.only.numbers if not first.whole or one == round(one)]
+    known = among(given, first.value, lambda value: trial.left(edit(value)), trial.enough)
+    if known is not None and known[1] <= trial.enough:
+        change = first.change(known[0], free=0, known=True)
+        yield from _tried(trial, replace(change, edit=edit(known[0]), said=change.said + more))
+        return
     few = trial.telling < TELLING
     fit = whole if first.whole else partial(among, usual(trial.rerun, first.value)) if few else fitted
     best = fit(first.value, lambda value: trial.left(edit(value)), trial.enough)
     if best is not None and best[1] <= trial.enough and best[0] != first.value:
         value = _fewest_digits(best[0], lambda value: trial.left(edit(value)), trial.enough)
         change = first.change(value, free=1)
-        more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
-        yield from _tried(trial, Change(change.kind, change.label, change.said + more, edit(value), change.bits,
-                                        0 if first.whole or few else 1, change.parameters))  # fmt: skip
+        free = 0 if first.whole or few else 1
+        yield from _tried(trial, replace(change, said=change.said + more, edit=edit(value), free=free))
 
 
 def _fewest_digits(value: float, left: Left, enough: float) -> float:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import log10
 
 import numpy as np
 
 from ..compare.result import Cause
 from .agreement import distance
+from .around import Change
 from .asked import Answer
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label
+from .narrowing import Lined, Narrow, telling_call
+from .step_names import named
+from .trying import Tried
+from .values import line_of
 
+FITTED = 20.0  # bits, that a number takes that was fitted
+UNNAMED = 6.0  # bits, that a change without a name of its own takes more
 TELLING = 16  # elements that differ, from which on a change is told from chance
 LONG = 10.0  # bits, from which on a change without a name is less sure
 SURE, LIKELY, ONE_OF_SOME = 0.97, 0.7, 0.5
@@ -41,3 +50,44 @@ def _confidence(answer: Answer, evidence: Evidence) -> float:
     if answer.label == CHANGED and answer.bits > LONG:
         return LIKELY
     return LIKELY if few or (over < 1.5 and not answer.both) else SURE
+
+
+def told_of(found: Sequence[Tried], lined: Lined | None = None, narrows: Sequence[Narrow] = ()) -> Answer:
+    """The change of fewest bits; others of other names that take as many are its rivals."""
+    found = [replace(one, change=named(one.change, one.rerun)) for one in found]
+    ranked = sorted(
+        found, key=lambda one: (_bits(one.change), -LABELS[one.change.label].specificity, len(one.change.edit))
+    )
+    best = ranked[0]
+    change, rerun = best.change, best.rerun
+    as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
+    rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
+    numbers = [change.at] if change.at is not None else sorted(change.edit, key=rerun.order.index)
+    places = [line_of(rerun, number) for number in numbers if number in rerun.order]
+    place = next((one for one in places if one), None)
+    sentence = f"{place}: {change.said}" if place else change.said
+    if lined is not None and (narrows or change.theirs is not None):
+        told = change.theirs
+        theirs = telling_call(lined.theirs, narrows[0].theirs) if told is None else told
+        other = line_of(lined.theirs, theirs)
+        sentence += f"; the candidate's line is {other}" if other and other != place else ""
+    return Answer(
+        change.label,
+        sentence,
+        dict(change.parameters or {}),
+        best.predicted,
+        best.left,
+        change.bits,
+        change.free,
+        rivals,
+    )
+
+
+def _bits(change: Change) -> float:
+    """What it takes to say a change: one that has a name is one of few."""
+    return change.bits + FITTED * change.free + UNNAMED * (change.label == CHANGED) + max(0, len(change.edit) - 1)
+
+
+def length(found: Answer) -> float:
+    """What it takes to say an answer, its fitted numbers and a missing name included."""
+    return found.bits + FITTED * found.free + UNNAMED * (found.label == CHANGED)

@@ -37,6 +37,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class OneSided:
+    """What only one of two programs has: `numbers` that the other one is given, tensors that it alone reads."""
+
+    numbers: tuple[float, ...] = ()
+    tensors: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
     """A change that gives what was found, and how much it leaves relative to it."""
 
@@ -49,8 +57,8 @@ class Tried:
 class Trial:
     """One program, one question, and how much work may be spent on it."""
 
-    def __init__(self, rerun: Rerun, question: Question, work: float) -> None:
-        self.rerun, self.question = rerun, question
+    def __init__(self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None) -> None:
+        self.rerun, self.question, self.only = rerun, question, only or OneSided()
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
         self.scale = max(size(self.found), size(expected))

@@ -32,6 +32,7 @@ OPERANDS: Mapping[str, str] = {  # what the second operand does, where it is a n
 }  # fmt: skip
 CHOICES: Mapping[str, tuple[object, ...]] = {"approximate": ("none", "tanh"), "reduction": (0, 1, 2)}
 UNNAMED = frozenset({"other", "self", "exponent", "factor", "offset"})  # numbers that no argument names
+KNOWN_DIGITS = 2  # that a number takes as many bits as, which the other side is given
 MOST_SIZES = 12  # of tensors, that a number may be taken for
 MOST_NUMBERS = 32  # of a table that is fitted
 SHAPES = frozenset({
@@ -55,15 +56,21 @@ class Constant:
 
     def said(self, value: float) -> str:
         """The sentence that tells another value."""
-        told = self.phrase.format(plainly(value), name=f"{self.name} of {self.around.written}")
-        return f"{told} instead of {plainly(self.value)}"
+        return self._told(value, self.value)
 
-    def change(self, value: float, *, free: int) -> Change:
-        """The change to another value."""
+    def _told(self, now: float, before: float) -> str:
+        told = self.phrase.format(plainly(now), name=f"{self.name} of {self.around.written}")
+        return f"{told} instead of {plainly(before)}"
+
+    def change(self, value: float, *, free: int, known: bool = False) -> Change:
+        """The change to another value; one that is `known` is one of few that the other side is given."""
         key = "value" if self.name in UNNAMED else self.name
         parameters = {key: plain(value), f"reference_{key}": self.value}
-        bits = 3.0 + min(len(plainly(value).strip("-0.")), 12) * (1.0 if free == 0 else 3.3)
-        return Change(f"number {self.name}", self.label, self.said(value), self.edit(value), bits, free, parameters)
+        digits = min(len(plainly(value).strip("-0.")), KNOWN_DIGITS if known else 12)
+        bits = 3.0 + digits * (1.0 if free == 0 else 3.3)
+        back = self._told(self.value, value)
+        return Change(f"number {self.name}", self.label, self.said(value), self.edit(value), bits, free, parameters,
+                      undone=back)  # fmt: skip
 
 
 def constants(around: Around) -> Iterator[Constant]:
@@ -133,7 +140,9 @@ def without(around: Around) -> Iterator[Change]:
             word = "added" if neutral == 0 else "there"
             said = f"{plainly(one.value)} of {around.written} is not {word}"
             parameters = {"value": neutral, "reference_value": one.value}
-            yield Change(f"without {one.name}", one.label, said, one.edit(neutral), 2.0, parameters=parameters)
+            back = one.said(one.value).split(" instead")[0] + ", which the reference does not do"
+            yield Change(f"without {one.name}", one.label, said, one.edit(neutral), 2.0, parameters=parameters,
+                         undone=back)  # fmt: skip
 
 
 def settings(around: Around) -> Iterator[Change]:
@@ -142,10 +151,12 @@ def settings(around: Around) -> Iterator[Change]:
         for other in _others(around, name, one):
             if other != one.value:
                 said = f"{name} of {around.written} is {other} instead of {one.value}"
+                back = f"{name} of {around.written} is {one.value} instead of {other}"
                 parameters = _parameters(name, other, one.value)
                 bits = 4.0 + (name not in CHOICES)
                 edit, label = around.set(name, other), setting_label(around, name)
-                yield Change(f"{name} {_step(other, one.value)}", label, said, edit, bits, parameters=parameters)
+                yield Change(f"{name} {_step(other, one.value)}", label, said, edit, bits, parameters=parameters,
+                             undone=back)  # fmt: skip
 
 
 def _others(around: Around, name: str, one: Setting) -> Iterator[object]:

@@ -49,7 +49,8 @@ def orders(around: Around) -> Iterator[Change]:
         )),
     }  # fmt: skip
     said = f"{around.written} comes before {before.written}"
-    yield Change("order", order_label(around, before.op), said, edit, 4.0)
+    back = f"{before.written} comes before {around.written}"
+    yield Change("order", order_label(around, before.op), said, edit, 4.0, undone=back)
 
 
 def leaves(rerun: Rerun) -> Iterator[Change]:
@@ -59,6 +60,18 @@ def leaves(rerun: Rerun) -> Iterator[Change]:
             for name, label, said, calls in _turned(rerun, ref, Around(rerun, number)):
                 edit = _reading(rerun, ref, calls)
                 yield Change(name, label, f"{name_of(rerun, ref)} {said}", edit, 6.0)
+
+
+def absent(rerun: Rerun, refs: Sequence[Ref]) -> Iterator[Change]:
+    """A tensor that only one side reads does nothing: it is zero, or one."""
+    for ref in refs:
+        for number in rerun.readers[ref][:1]:
+            for name, label, said, calls in _replaced_by(rerun, ref, Around(rerun, number)):
+                if name in ("zeros", "ones"):
+                    told = name_of(rerun, ref)
+                    back = f"the candidate reads {told}, which the reference does not"
+                    yield Change(name, label, f"{told} {said}", _reading(rerun, ref, calls), 3.0,
+                                 undone=back, undone_label=CHANGED)  # fmt: skip
 
 
 def _replaced_by(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
@@ -178,10 +191,11 @@ def sources(around: Around) -> Iterator[Change]:
                  and around.rerun.kind(other) == kind and _is_before(around, other)]  # fmt: skip
         for other in there[-MOST_READ:]:
             label, said = read_otherwise(around, ref, other)
-            edit = around.reading(ref, other)
+            edit, one, two = around.reading(ref, other), told(around.rerun, ref), told(around.rerun, other)
             yield Change(
-                "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": told(around.rerun, other)}
-            )
+                "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": two},
+                undone=f"{around.written} reads {one} instead of {two}",
+            )  # fmt: skip
 
 
 def read_otherwise(around: Around, old: Ref, new: Ref) -> tuple[str, str]:

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 from ...program.calls import Call, Ref
 from ...program.edits import Edit, local, made_by
 from ..around import MOVES, Around, Change
-from ..naming import CHANGED, CHOOSING, activation_label, left_out_label, scaled_label, skipped_label, swapped_label
+from ..naming import (
+    CHANGED,
+    CHOOSING,
+    activation_label,
+    additional_label,
+    left_out_label,
+    scaled_label,
+    skipped_label,
+    swapped_label,
+)  # fmt: skip
+from ..values import told
 from .numbers import constants
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "softplus", "hardswish", "hardsigmoid",
@@ -60,16 +70,10 @@ def activations(around: Around) -> Iterator[Change]:
         *(("softmax",) if CHOOSING & around.after else ()),
     ):
         if name != now:
-            said = f"{_told(name)} instead of {_told(now)}"
+            said, back = f"{_told(name)} instead of {_told(now)}", f"{_told(now)} instead of {_told(name)}"
+            parameters = {"activation": name, "reference_activation": now}
             edit = around.instead(*_function(name, x))
-            yield Change(
-                name,
-                activation_label(around),
-                said,
-                edit,
-                5.0,
-                parameters={"activation": name, "reference_activation": now},
-            )
+            yield Change(name, activation_label(around), said, edit, 5.0, parameters=parameters, undone=back)
 
 
 def _told(name: str) -> str:
@@ -93,16 +97,19 @@ def operands(around: Around) -> Iterator[Change]:
                 kept = around.instead(made_by("reciprocal.default", other))
             label = left_out_label(around, at, ref, other) if sums else _without_factor(around)
             said = f"{term} is {'not added' if sums else 'left out'}{_of(around, ref)}"
-            yield Change(f"without {at}", label, said, kept, 2.0)
+            does = {"add": "adds", "sub": "subtracts"}.get(around.op, f"has a {_word(around)} more:")
+            back = f"the candidate {does} {told(around.rerun, ref)}, which the reference does not"
+            more = CHANGED if sums else additional_label(around.op, around)
+            yield Change(f"without {at}", label, said, kept, 2.0, undone=back, undone_label=more)
         if sums:
             twice = "double-bias" if around.is_parameter(ref) and around.is_small(ref) else scaled_label(around, ref)
-            for factor, told, name in (
+            for factor, how, name in (
                 (2.0, "is added twice", twice),
                 (-1.0, "has the other sign", scaled_label(around, ref)),
             ):
                 edit = around.reading(ref, local(0), made_by("mul.Tensor", ref, factor))
                 yield Change(
-                    f"{told} {at}", name, f"{term} {told}{_of(around, ref)}", edit, 4.0, parameters={"factor": factor}
+                    f"{how} {at}", name, f"{term} {how}{_of(around, ref)}", edit, 4.0, parameters={"factor": factor}
                 )
         elif around.is_parameter(ref) and around.is_small(ref) and around.op == "mul":
             edit = around.reading(ref, local(0), made_by("add.Tensor", ref, 1.0))
@@ -202,7 +209,9 @@ def skipped(around: Around) -> Iterator[Change]:
         return
     if around.op in ("add", "sub", "mul", "div") and any(constants(around)):
         return  # another number there
-    yield Change("skipped", skipped_label(around), f"{around.written} is not applied", around.passing(source), 2.0)
+    said, back = f"{around.written} is not applied", f"{around.written} is applied, which the reference does not do"
+    more = additional_label(around.op, around)
+    yield Change("skipped", skipped_label(around), said, around.passing(source), 2.0, undone=back, undone_label=more)
 
 
 TABLE = (operands, activations, gates, others, swaps, skipped)

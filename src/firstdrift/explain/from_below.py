@@ -1,0 +1,176 @@
+"""One side's program changed in one place: the reference's until it gives what the candidate has, or the other way.
+
+Of two programs that are written differently, the one difference that matters may be a small change of either: a term,
+a number or an order that the candidate has and the reference has not is found by changing the candidate's program until
+it gives what the reference has. What only one of the two holds is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..program.calls import Ref
+from ..program.reruns import Rerun
+from ..traces import Array
+from .around import Around
+from .asked import Answer, Asked
+from .changes.numbers import constants
+from .narrowing import Lined, lined_up, shapes_of
+from .search import arounds_of, changes_that_fit
+from .step_names import named
+from .telling import told_of
+from .trying import OneSided, Question, Trial, Tried, apart
+
+WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
+HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it recorded
+MOST_NUMBERS = 24  # that only one side is given
+ELSEWHERE = 1.0  # bits: that it is the candidate's program
+
+Brought = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Level:
+    """Both sides' programs, as they are or with larger operations opened; the candidate's where it is known."""
+
+    asked: Asked
+    ours: Rerun
+    theirs: Rerun | None
+    brought: Brought | None  # what brings the tensor that the candidate's calls make to what is compared
+
+    @property
+    def question(self) -> Question:
+        """What the candidate has, asked of the reference's program."""
+        return self.asked.question(self.ours)
+
+    @cached_property
+    def lined(self) -> Lined:
+        """Which values both sides have."""
+        assert self.theirs is not None
+        trial = Trial(self.ours, self.question, 0.0)
+        return lined_up(self.ours, self.theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
+
+    @property
+    def ours_alone(self) -> OneSided:
+        """What the candidate has not, and the numbers that it has."""
+        if self.theirs is None:
+            return OneSided()
+        return _one_sided(self.ours, self.theirs, self.lined.equal)
+
+    @property
+    def theirs_alone(self) -> OneSided:
+        """What the reference has not, and the numbers that it has."""
+        assert self.theirs is not None
+        return _one_sided(self.theirs, self.ours, frozenset(self.lined.twins))
+
+    def opened(self) -> Level | None:
+        """The same with larger operations as the smaller ones they consist of; None where there are none."""
+        ours, theirs = self.ours.opened(), None if self.theirs is None else self.theirs.opened()
+        if ours is None and theirs is None:
+            return None
+        return replace(self, ours=ours or self.ours, theirs=theirs or self.theirs)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides' programs, at either level."""
+
+    whole: Level
+
+    @cached_property
+    def opened(self) -> Level | None:
+        """With larger operations opened."""
+        return self.whole.opened()
+
+    @property
+    def levels(self) -> Iterator[Level]:
+        """As they are, then opened."""
+        yield self.whole
+        if self.opened is not None:
+            yield self.opened
+
+
+def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
+    own = _numbers(rerun)
+    numbers = [one for one in _numbers(other) if one not in own]
+    tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
+    return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors))
+
+
+def _numbers(rerun: Rerun) -> dict[float, None]:
+    return dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
+
+
+def of_ours(sides: Sides) -> Answer | None:
+    """The smallest change of the reference's program, of its calls, then of the smaller ones that they consist of."""
+    work = WORK
+    for level in sides.levels:
+        start = level.ours.spent
+        found = changes_that_fit(Trial(level.ours, level.question, work, level.ours_alone), arounds_of(level.ours))
+        if found:
+            return told_of(found)
+        work -= level.ours.spent - start
+    return None
+
+
+def of_theirs(sides: Sides) -> Answer | None:
+    """The smallest change of the candidate's program that gives what the reference has, told as what it does."""
+    work = WORK
+    for level in sides.levels:
+        if level.theirs is None or level.brought is None:
+            return None
+        asked = level.question
+        question = Question(
+            asked.expected, level.brought(level.theirs.array(level.theirs.target)), asked.noise, level.brought
+        )
+        start = level.theirs.spent
+        found = changes_that_fit(Trial(level.theirs, question, work, level.theirs_alone), arounds_of(level.theirs))
+        if found:
+            return replace(told_of([_undone(one) for one in found]), predicted=asked.found, both=True)
+        work -= level.theirs.spent - start
+    return None
+
+
+def as_recorded(asked: Asked, theirs: Rerun, trial: Trial) -> Brought | None:
+    """What brings the tensor that the candidate's own calls make to what it recorded; None where nothing does."""
+    made, shape = theirs.array(theirs.target), trial.rerun.shape(trial.target)
+    for at, shaped in enumerate(shapes_of(made, shape)):
+        with suppress(ValueError, IndexError):
+            wide = np.asarray(asked.brought(shaped), np.float64)
+            if apart(wide, trial.found) <= max(trial.enough, HARDLY * trial.unchanged):
+                return lambda array, at=at: asked.brought(_shaped(array, shape, at))  # type: ignore[misc]
+    return None
+
+
+def _shaped(array: Array, shape: tuple[int, ...], at: int) -> Array:
+    for number, shaped in enumerate(shapes_of(array, shape)):
+        if number == at:
+            return shaped
+    raise ValueError("another shape")
+
+
+def _undone(tried: Tried) -> Tried:
+    """A change that puts the candidate right, as what the candidate does otherwise."""
+    before, change = tried.change, named(tried.change, tried.rerun)
+    said = change.undone or f"the reference's numbers come out where {change.said}"
+    label = change.undone_label if change.label == before.label and change.undone_label else change.label
+    parameters = _exchanged(change.parameters)
+    return replace(tried, change=replace(change, said=said, label=label, parameters=parameters,
+                                         bits=change.bits + ELSEWHERE))  # fmt: skip
+
+
+def _exchanged(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with what is the reference's and what is the candidate's in each other's place."""
+    known = dict(parameters or {})
+    found = dict(known)
+    for name, value in known.items():
+        other = f"reference_{name}"
+        if other in known:
+            found[name], found[other] = known[other], value
+    return found
