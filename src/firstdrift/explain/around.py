@@ -66,7 +66,7 @@ class Around:
         assert isinstance(found, Call)
         return found
 
-    @property
+    @cached_property
     def op(self) -> str:
         """Its operation, without namespace and overload."""
         return base(self.call)
@@ -78,6 +78,16 @@ class Around:
         name = (found.function if isinstance(found, Call) else found.op) or self.op
         name = (self.op if name.startswith("aten.") else name.split(".")[-1]).strip("_")
         return f"{self.op.strip('_')} of {name}" if self.rerun.is_part(self.number) else name
+
+    @property
+    def within(self) -> str:
+        """The same; of one of several calls that a larger function makes, both are told."""
+        found = self.rerun.written(self.number)
+        if isinstance(found, Call) or self.rerun.is_part(self.number):
+            return self.written
+        calls = self.rerun.calls
+        others = [one for one in range(found.first, found.last + 1) if one in calls and base(calls[one]) not in MOVES]
+        return f"{self.op.strip('_')} of {self.written}" if len(others) > 1 else self.written
 
     @property
     def result(self) -> Ref:
@@ -163,7 +173,14 @@ class Around:
 
     def reached(self, stop: frozenset[str]) -> frozenset[str]:
         """The operations behind it, up to some that are not gone through."""
-        return frozenset(one.op for one in self.behind(stop))
+        behind = self.behind(stop)
+        by_hand = any(one.op == "exp" and one.is_softmax for one in behind)
+        return frozenset(one.op for one in behind) | (frozenset({"_softmax"}) if by_hand else frozenset())
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether exponentials are divided by their own sum."""
+        return {"sum", "div"} <= self.following
 
     def behind(self, stop: frozenset[str]) -> list[Around]:
         """The calls behind it, up to some operations that are not gone through."""

@@ -15,6 +15,7 @@ from .rows import PART, between, dropped_label, lines, names
 from .values import site_told, told
 
 MOST_DEEP = 4  # calls within each other that are told
+FEW_DEEP = 2  # where it is one term of many
 MOST_MORE = 16  # calls that only the candidate makes, and still are one change
 
 
@@ -32,7 +33,8 @@ def ends_earlier(lined: Lined) -> Iterator[Change]:
     said = f"{names(calls)} {'is' if len(calls) == 1 else 'are'} left out: {told(lined.ours, earlier)} is what remains"
     said += _elsewhere(calls, lined.theirs, lined.ours)
     results = tuple(earlier if at == target.at else Ref(target.node, at) for at in range(len(last.call.results)))
-    yield Change("ends earlier", label, said, last.instead(last.call, results=results), 4.0)
+    edit = last.instead(last.call, results=results)
+    yield Change("ends earlier", label, said, edit, 4.0, at=calls[-1].number)
 
 
 def _elsewhere(calls: Sequence[Around], theirs: Rerun, ours: Rerun) -> str:

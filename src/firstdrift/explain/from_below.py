@@ -29,7 +29,7 @@ from .trying import OneSided, Question, Trial, Tried, apart
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it recorded
-MOST_NUMBERS = 24  # that only one side is given
+MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocals
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
 Brought = Callable[[Array], Array]
@@ -98,7 +98,9 @@ class Sides:
 
 def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
     own = _numbers(rerun)
-    numbers = [one for one in _numbers(other) if one not in own]
+    strange = [one for one in _numbers(other) if one not in own]
+    as_written = (some for one in strange for some in (one, -one, *((1 / one, -1 / one) if one else ())))
+    numbers = list(dict.fromkeys(as_written))
     tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
     return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors))
 

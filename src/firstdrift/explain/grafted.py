@@ -12,7 +12,17 @@ from .aligned import Aligned, Graft
 from .around import MOVES, Around, Change, base
 from .changes.numbers import SHAPES
 from .differing import settings_apart
-from .naming import CHANGED, additional_label, instead_label, left_out_label, skipped_label, source_label, swapped_label
+from .naming import (
+    CHANGED,
+    additional_label,
+    frequencies,
+    instead_label,
+    left_out_label,
+    skipped_label,
+    source_label,
+    swapped_label,
+    table_of_angles,
+)
 from .needing import edit_of, lost
 from .values import call_told, origin, told
 
@@ -192,13 +202,31 @@ class _Apart:
         made, lost = _as_written(self.aligned.theirs, self.made), _as_written(self.aligned.ours, self.lost)
         if len(made) > MOST_TOLD or len(lost) > MOST_TOLD:
             return None
-        label, said = self._named(made, lost)
+        label, said = self._by_width(*self._named(made, lost))
         at, theirs = (lost or [self.grafts[0].ours])[-1], (made or [self.grafts[0].theirs])[-1]
-        bits = A_CALL * max(self.count, len(made) + len(lost)) + A_PLACE * (len(edit) - 1)
+        numbers = self._numbers_apart()
+        if numbers and not made:
+            label, said = CHANGED, "; ".join([said, *(one.said for one in numbers)])
+        bits = A_CALL * max(self.count, len(made) + len(lost)) + A_PLACE * (len(edit) - 1 + len(numbers))
         parameters = {"reference_calls": [base(self.aligned.ours.calls[one]) for one in lost],
                       "calls": [base(self.aligned.theirs.calls[one]) for one in made]}  # fmt: skip
         kind = " ".join((CALLS, *parameters["reference_calls"], "to", *parameters["calls"]))
         return Change(kind, label, said, edit, bits, 0, parameters, at, theirs)
+
+    def _numbers_apart(self) -> list[Change]:
+        """Other numbers of calls that both make."""
+        calls = self.aligned.ours.calls, self.aligned.theirs.calls
+        alike = [one for one in self.grafts if base(calls[0][one.ours]) == base(calls[1][one.theirs]) not in SHAPES]
+        both = ((Around(self.aligned.ours, one.ours), Around(self.aligned.theirs, one.theirs)) for one in alike)
+        return [change for ours, theirs in both for change in settings_apart(ours, theirs)]
+
+    def _by_width(self, label: str, said: str) -> tuple[str, str]:
+        """What calls without a name are called where both sides turn another number of channels."""
+        ours, theirs = frequencies(self.aligned.ours), frequencies(self.aligned.theirs)
+        around = Around(self.aligned.ours, self.grafts[0].ours)
+        if label != CHANGED or not ours or not theirs or ours == theirs:
+            return label, said
+        return table_of_angles(around, "rope-partial"), f"{theirs} frequencies instead of {ours}: {said}"
 
     def _named(self, made: Sequence[int], lost: Sequence[int]) -> tuple[str, str]:
         ours, theirs = self.aligned.ours, self.aligned.theirs

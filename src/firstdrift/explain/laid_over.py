@@ -6,8 +6,9 @@ have, so that the reference with these calls changed is the candidate. Values ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 from math import inf, prod
 from pathlib import PurePath
@@ -37,10 +38,15 @@ MOST_COST = 4.0
 class Difference:
     """One call that only one side makes, or that both make otherwise."""
 
-    label: str
+    named: Callable[[], str] = field(compare=False)  # names are looked up for the few that are told
     said: str
     at: int  # the reference's call, or the one behind which the candidate makes one more
     alone: int = 0  # 1 where only the candidate makes it, -1 where only the reference does
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.named()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +98,19 @@ class Overlay:
         for ref in dict.fromkeys(other.tensors) if other is not None else ():
             assert other is not None
             alone = one is not None and len(other.tensors) == 1
-            label = additional_label(other.op, Around(self.lined.ours, ours.node)) if alone else CHANGED
+            around = Around(self.lined.ours, ours.node)
+            label = partial(additional_label, other.op, around) if alone else _changed
             said = f"the candidate has {self._told(other)} more"
             yield self.between(ours, ref, deep).but(CALL, Difference(label, said, ours.node, 1))
         for ref in dict.fromkeys(one.tensors) if one is not None else ():
             assert one is not None
             said = f"{one.written} of {told(self.lined.ours, ref)} is left out"
-            yield self.between(ref, theirs, deep).but(CALL, Difference(skipped_label(one), said, one.number, -1))
+            yield self.between(ref, theirs, deep).but(
+                CALL, Difference(partial(skipped_label, one), said, one.number, -1)
+            )
         if one is None and other is None:
             said = f"{told(self.lined.theirs, theirs)} is read instead of {told(self.lined.ours, ours)}"
-            yield Found(READS, (Difference(CHANGED, said, ours.node),))
+            yield Found(READS, (Difference(_changed, said, ours.node),))
 
     def _alike(self, one: Around, other: Around, deep: int) -> Iterator[Found]:
         """Both make a call of as many tensors: of the same operation, with other numbers, or of another one."""
@@ -126,14 +135,14 @@ class Overlay:
         for each in constants(other):
             known = mine.get(each.name)
             if known is not None and known.value != each.value and (known.value, each.value) not in self.sizes:
-                change = named(known.change(each.value, free=0), self.lined.ours)
-                found.append(Difference(change.label, change.said, one.number))
+                label = partial(_label_of, known, each.value, self.lined.ours)
+                found.append(Difference(label, known.said(each.value), one.number))
         for name, setting in other.settings.items():
             ours = one.settings.get(name)
             if ours is None or name in mine or ours.value == setting.value or (ours.value, setting.value) in self.sizes:
                 continue
             said = f"{name} of {one.written} is {setting.value} instead of {ours.value}"
-            found.append(Difference(setting_label(one, name), said, one.number))
+            found.append(Difference(partial(setting_label, one, name), said, one.number))
         return tuple(found)
 
     def _same(self, ours: Ref, theirs: Ref) -> bool:
@@ -151,13 +160,22 @@ class Overlay:
         return f"{expression(self.lined.theirs, call.result, frozenset(self.lined.same))}{where}"
 
 
+def _changed() -> str:
+    return CHANGED
+
+
+def _label_of(constant: Constant, value: float, rerun: Rerun) -> str:
+    return named(constant.change(value, free=0), rerun).label
+
+
 def _call(rerun: Rerun, ref: Ref) -> Around | None:
     return Around(rerun, ref.node) if ref not in rerun.given and ref.node in rerun.calls else None
 
 
 def _instead(one: Around, other: Around) -> Difference:
-    label = kind_label(one.op, other.op)
-    return Difference(label, f"{other.written} is called instead of {one.written}", one.number)
+    return Difference(
+        partial(kind_label, one.op, other.op), f"{other.written} is called instead of {one.written}", one.number
+    )
 
 
 def differing_calls(lined: Lined) -> tuple[Difference, ...]:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from ..program.calls import Call, Ref, reads
+from ..program.reruns import Rerun
 from .around import ATTENTION, JOINS, LOW, MOVES, SOFTMAX, Around, base, is_mask, number
 
 CHANGED = "changed-call"
@@ -72,6 +75,7 @@ def _reads_table(around: Around) -> bool:
 def position_label(around: Around, wide: bool) -> str:
     """What it is called if whole numbers are others: positions, or where a mask begins."""
     compared = COMPARED & (around.after | {around.op})
+    wide = wide or any(_is_wide(one) for one in around.behind(frozenset()) if one.op in COMPARED and not one.is_behind)
     if compared and around.of_scores and not around.in_tables and "embedding" not in around.after:
         return "window-off-by-one" if wide else "mask-off-by-one"
     if around.in_tables or "embedding" in around.after:
@@ -79,6 +83,13 @@ def position_label(around: Around, wide: bool) -> str:
     if "round" in around.before | around.after:
         return "zero-point"
     return "index-shift" if LOOKED_UP & around.after else CHANGED
+
+
+def _is_wide(around: Around) -> bool:
+    """Whether a comparison is with more than one place further."""
+    names = ("other", "diagonal")
+    found = [number(around.settings[name].value) for name in names if name in around.settings]
+    return any(value is not None and abs(value) > 1 for value in found)
 
 
 def clamp_label(around: Around) -> str:
@@ -135,6 +146,8 @@ def is_cap(around: Around) -> bool:
 
 def power_label(around: Around) -> str:
     """What it is called if a base or an exponent is another one."""
+    if around.is_bias_of_scores:
+        return "alibi-slope"
     return table_of_angles(around, "rope-theta") if around.in_tables else CHANGED
 
 
@@ -144,6 +157,13 @@ def table_of_angles(around: Around, turned: str) -> str:
     behind = [Around(around.rerun, n) for n, call in calls.items() if call.op.split(".")[1] in ("cos", "sin")]
     mixed = any({"mul"} & one.after for one in behind)
     return "frequency-table" if not mixed and any(JOINS & one.following for one in behind) else turned
+
+
+def frequencies(rerun: Rerun) -> int:
+    """How many different columns the angles have that cosines are taken of."""
+    taken = [call.args[0] for call in rerun.calls.values() if base(call) == "cos"]
+    tables = [rerun.array(ref) for ref in taken if isinstance(ref, Ref) and rerun.shape(ref)]
+    return max((len(np.unique(one.reshape(-1, one.shape[-1]), axis=1).T) for one in tables), default=0)
 
 
 def left_out_label(around: Around, at: int, ref: Ref, other: Ref | None) -> str:
@@ -212,6 +232,8 @@ def axes_label(around: Around) -> str:
 
 def mask_label(around: Around) -> str:
     """What it is called if a condition holds everywhere or nowhere."""
+    if around.rerun.shape(around.rerun.target) == () and "sum" in around.following:
+        return "reduction-scale"  # it counts what a loss is divided by
     if ATTENTION & around.after or _hides(around):
         return "mask-missing"
     if around.in_tables and any(around.rerun.kind(ref) == "f" for ref in around.tensors):
@@ -267,7 +289,8 @@ def swapped_label(around: Around, one: Ref, other: Ref) -> str:
 
 def interleave_label(around: Around) -> str:
     """What it is called if neighbours are taken for halves."""
-    return "rope-interleave" if around.is_rotation else "interleave"
+    is_joined = table_of_angles(around, "") == "frequency-table"
+    return "rope-interleave" if around.is_rotation and not is_joined else "interleave"
 
 
 def table_label(around: Around) -> str:

@@ -58,7 +58,7 @@ def dropped_label(calls: Sequence[Around], remains: Ref) -> str:
 
 def names(calls: Sequence[Around]) -> str:
     """Calls as a reader knows them, with their lines."""
-    written = list(dict.fromkeys(one.written for one in calls))
+    written = list(dict.fromkeys(one.within for one in calls))
     some = written[:MOST_TOLD]
     said = f"{', '.join(some[:-1])} and {some[-1]}" if len(some) > 1 else some[0]
     said += " and others" if len(written) > MOST_TOLD else ""

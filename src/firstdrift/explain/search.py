@@ -23,6 +23,7 @@ from .trying import Floats, Trial, Tried
 TELLING = 16  # elements found for every number fitted to them
 MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
 TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, *states.TABLE, without, settings)
+READ = (states.stale, several.conjugates, several.leaves, several.exchanged)
 ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
 
 Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
@@ -77,7 +78,8 @@ def _alike(changes: Sequence[tuple[Around, Change]]) -> list[list[Change]]:
     found: dict[tuple[object, ...], dict[int, Change]] = {}
     for around, change in changes:
         key = around.op, change.kind
-        for one in (key, (*key, around.following, around.preceding)):
+        axes = (("", change.kind),) if change.kind.startswith("dim") else ()  # of one norm, each reduction's
+        for one in (key, (*key, around.following, around.preceding), *axes):
             found.setdefault(one, {})[around.number] = change
     return [list(group.values()) for group in {(key[1], *group): group for key, group in found.items()}.values()]
 
@@ -104,7 +106,7 @@ def together(changes: Sequence[Change]) -> Change:
 def _read(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Neighbours exchanged, tensors read turned or in another's place."""
     chosen = {one.number for one in arounds}
-    for change in chain(states.stale(trial.rerun), several.conjugates(trial.rerun), several.leaves(trial.rerun)):
+    for change in chain(*(some(trial.rerun) for some in READ)):
         if chosen & set(change.edit):
             yield from _tried(trial, change)
     for around in arounds:

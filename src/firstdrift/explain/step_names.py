@@ -20,8 +20,10 @@ OTHERS: Mapping[str, str] = {"norm-eps": "optimizer-eps", "norm-eps-placement": 
 LEFT_OUT = frozenset({"missing-residual", "missing-term"})
 VAGUE = frozenset({
     "scale", "offset", "attention-scale", "softcap", "residual-source", "gate-formula", "batchnorm-momentum", CHANGED,
-    "alibi-slope", "norm-eps", "norm-eps-placement", "router-renorm", "index-shift", "wrong-weight",
+    "alibi-slope", "skipped-op", "norm-eps", "norm-eps-placement", "router-renorm", "index-shift", "wrong-weight",
 }) | LEFT_OUT  # fmt: skip
+IN_LOSS = frozenset({"missing-term", "scale", "skipped-op", "offset", CHANGED})
+LOSSES = frozenset({"cross_entropy", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"})
 DIVIDING = frozenset({"div", "addcdiv", "reciprocal"})
 RATES = ("beta", "betas", "momentum", "dampening", "rho", "alpha", "gamma")  # settings by which an average moves
 NEAR = 1e-6  # relative: a number is one that was computed from settings
@@ -30,7 +32,8 @@ MOST_STEPS = 3  # by which a count of steps may be off
 
 def named(change: Change, rerun: Rerun) -> Change:
     """A change with the name that it has in an optimizer's step; any other as it is."""
-    calls = [Around(rerun, number) for number in change.edit if number in rerun.calls]
+    numbers = change.edit if change.at is None else (change.at,)
+    calls = [Around(rerun, number) for number in numbers if number in rerun.calls]
     if change.label not in VAGUE or not calls:
         return change
     if all(one.call.part == PART for one in calls):
@@ -38,21 +41,39 @@ def named(change: Change, rerun: Rerun) -> Change:
         label = "optimizer-eps" if _is_divisor(change, calls[-1]) else OTHERS.get(change.label)
         label = label or _decay(change, calls[-1]) or (_left_out(calls[-1]) if is_term else _label(change, calls[-1]))
     else:
-        label = _of_average(change, calls[-1])
+        label = _of_loss(calls) if change.label in IN_LOSS else None
+        label = label or _of_average(change, calls[-1])
     return change if label is None else replace(change, label=label)
 
 
 def _is_divisor(change: Change, around: Around) -> bool:
-    """Whether a number is added to what a step divides by."""
-    return change.label == "offset" and bool(DIVIDING & {plain_op(one) for one in around.next()})
+    """Whether a number is added to what a step divides by, or it is what is called so."""
+    if change.label != "offset":
+        return False
+    before = _number(change.parameters)
+    is_eps = before is not None and _is_one_of(before, _settings(around.rerun, ("eps",)))
+    return is_eps or bool(DIVIDING & {plain_op(one) for one in around.next()})
 
 
 def _decay(change: Change, around: Around) -> str | None:
     """What it is called if a parameter that the reference only moves is also multiplied by a number."""
     is_extra = change.label == "scale" and _number(change.parameters) is None
-    if not is_extra or not any(role(around.rerun, ref) == PARAMETER for ref in around.tensors):
+    if (
+        not is_extra
+        or "factor" in dict(change.parameters or {})
+        or not any(role(around.rerun, ref) == PARAMETER for ref in around.tensors)
+    ):
         return None
     return "weight-decay-norms" if len(around.shape) < 2 else "weight-decay-coupling"
+
+
+def _of_loss(calls: Sequence[Around]) -> str | None:
+    """What it is called if what a loss function of a library is made of is made otherwise."""
+    rerun = calls[0].rerun
+    written = {getattr(rerun.written(one.number), "op", "").split(".")[-1] for one in calls}
+    if rerun.shape(rerun.target) or not all(name.endswith("_loss") or name in LOSSES for name in written):
+        return None
+    return "reduction-scale" if {one.op for one in calls} == {"div"} else "loss-formula"
 
 
 def _of_average(change: Change, around: Around) -> str | None:
@@ -68,15 +89,37 @@ def _label(change: Change, around: Around) -> str | None:
     if change.label == "residual-source":
         return CHANGED
     if before is None:
-        return None
-    roles = [role(around.rerun, ref) for ref in around.tensors]
-    first, rest = roles[0] if roles else None, roles[1:]
+        return _of_factor(change, around)
+    roles = [role(around.rerun, ref) for ref in around.tensors[:1]]
+    first, rest = roles[0] if roles else None, [_scaled(around.rerun, ref) for ref in around.tensors[1:]]
     if first == PARAMETER and plain_op(around) in ("mul", "div"):
         return "weight-decay-coupling"
     if PARAMETER in rest and first != PARAMETER:
         return "weight-decay-coupling"
-    if _is_one_of(before, _corrections(around.rerun, 1 if plain_op(around) == "div" else 2)):
+    if _is_correction(around, before, dict(change.parameters)):
         return "optimizer-bias-correction"
+    return _of_moved(around, before, first)
+
+
+def _of_factor(change: Change, around: Around) -> str | None:
+    """What a factor is called that the reference has not: of what a parameter is moved by, or a state is made of."""
+    if change.label != "scale" or not around.tensors:
+        return None
+    if role(around.rerun, around.tensors[0]) == PARAMETER and plain_op(around) in ("add", "sub"):
+        return "optimizer-lr"
+    return "optimizer-momentum" if _makes_state(around) else None
+
+
+def _is_correction(around: Around, before: float, parameters: Mapping[str, Any]) -> bool:
+    """Whether a number is what moments are divided by, or holds it."""
+    some = _corrections(around.rerun, 1 if plain_op(around) == "div" else 2)
+    return _is_one_of(before, some) or _is_uncorrected(around.rerun, before, parameters)
+
+
+def _of_moved(around: Around, before: float, first: str | None) -> str | None:
+    """What another number is called by what it works on first: the gradient, the parameter, a state."""
+    if first == GRADIENT and plain_op(around) in ("mul", "div") and not _averages(around):
+        return "gradient-scale"
     if first == PARAMETER and plain_op(around) in ("add", "sub", "addcdiv", "addcmul"):
         return "optimizer-lr"
     if ROOTS & around.following and plain_op(around) in ("add", "sub"):
@@ -88,13 +131,27 @@ def _label(change: Change, around: Around) -> str | None:
     return "optimizer-lr" if _is_one_of(before, _settings(around.rerun, ("lr",))) else None
 
 
+def _is_uncorrected(rerun: Rerun, before: float, parameters: Mapping[str, Any]) -> bool:
+    """Whether a rate of learning that is divided by what moments are divided by, is not, or the other way round."""
+    now = next((one for name, one in parameters.items() if f"reference_{name}" in parameters), None)
+    if not isinstance(now, int | float) or not now or not before:
+        return False
+    rates = list(_settings(rerun, ("lr",)))
+    return any(
+        _is_one_of(one, iter(rates)) and _is_one_of(one / other, _corrections(rerun, 1))
+        for one, other in ((now, before), (before, now))
+    )
+
+
 def _left_out(around: Around) -> str | None:
     """What a term is called that a step leaves out: the gradient beside its average, or the parameter that decays. Of
     the average itself nothing is told by that: at its beginning it is all that is left."""
+    roles = {_scaled(around.rerun, ref) for ref in around.tensors}
+    if PARAMETER in roles:
+        return "weight-decay-coupling"
     if _makes_state(around):
         return None
-    roles = {_scaled(around.rerun, ref) for ref in around.tensors}
-    return "weight-decay-coupling" if PARAMETER in roles else "optimizer-momentum" if STATE in roles else CHANGED
+    return "optimizer-momentum" if STATE in roles else CHANGED
 
 
 def plain_op(around: Around) -> str:

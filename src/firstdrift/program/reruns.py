@@ -109,7 +109,7 @@ class Rerun:
         nodes = ((number, self.step.nodes[number]) for number in self.order)
         return {number: node for number, node in nodes if isinstance(node, Call)}
 
-    @property
+    @cached_property
     def leaves(self) -> dict[Ref, Leaf]:
         """What no call made, in order."""
         nodes = ((number, self.step.nodes[number]) for number in self.order)

@@ -50,9 +50,14 @@ class Constant:
     name: str
     value: float
     whole: bool
-    label: str
+    named: Callable[[], str]  # names are looked up for those that are told
     edit: Callable[[float], Edit]
     phrase: str = "{name} is {}"
+
+    @property
+    def label(self) -> str:
+        """What it is called if it is another one."""
+        return self.named()
 
     def said(self, value: float) -> str:
         """The sentence that tells another value."""
@@ -83,14 +88,17 @@ def constants(around: Around) -> Iterator[Constant]:
             continue
         whole = isinstance(one.value, int) and around.kind != "f"
         phrase = OPERANDS.get(around.op, "") if name in ("other", "exponent", "self") else ""
+        phrase = "the base is {}" if (around.op, name) == ("pow", "self") else phrase
         edit = partial(_with, around, name, whole)
-        yield Constant(around, name, value, whole, _label(around, name, value), edit, phrase or "{name} is {}")
+        yield Constant(around, name, value, whole, partial(_label, around, name, value), edit, phrase or "{name} is {}")
     second = around.call.args[1] if len(around.call.args) > 1 else None
     value = number(second)
     if "other" not in around.settings and value is not None and around.op in OPERANDS and isfinite(value):
         whole = isinstance(second, int) and around.kind == "i"
         edit = partial(_second, around, whole)
-        yield Constant(around, "other", value, whole, _label(around, "other", value), edit, OPERANDS[around.op])
+        yield Constant(
+            around, "other", value, whole, partial(_label, around, "other", value), edit, OPERANDS[around.op]
+        )
 
 
 def usual(rerun: Rerun, value: float) -> list[float]:
@@ -135,7 +143,7 @@ def without(around: Around) -> Iterator[Change]:
     """A number that is added or multiplied with is not there."""
     for one in constants(around):
         neutral = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}.get(around.op)
-        is_term = one.name == "alpha" and len(around.tensors) > 1  # which is left out as an operand
+        is_term = one.name == "alpha"  # which is left out as an operand
         if neutral is not None and one.value != neutral and around.kind == "f" and not is_term:
             word = "added" if neutral == 0 else "there"
             said = f"{plainly(one.value)} of {around.written} is not {word}"
@@ -169,7 +177,7 @@ def _others(around: Around, name: str, one: Setting) -> Iterator[object]:
     elif name == "group":
         channels = around.rerun.shape(around.tensors[0])[1]
         yield from (count for count in range(1, channels + 1) if channels % count == 0)
-    elif isinstance(one.value, int) and one.kind in ("int", "Optional[int]", "number"):
+    elif isinstance(one.value, int) and one.kind in ("int", "Optional[int]", "number") and name != "alpha":
         yield from (one.value + by for by in (1, -1, 2, -2) if not one.value < 0 <= one.value + by)
         yield from (_other_end(around),) if name == "diagonal" else ()
 
@@ -206,8 +214,8 @@ def extras(around: Around) -> Iterator[Constant]:
         return
     made = f"what {around.written} makes is"
     times, plus = partial(_then, around, "mul.Tensor"), partial(_then, around, "add.Tensor")
-    yield Constant(around, "factor", 1.0, False, factor_label(around), times, f"{made} multiplied by {{}}")
-    yield Constant(around, "offset", 0.0, False, offset_label(around), plus, f"{made} increased by {{}}")
+    yield Constant(around, "factor", 1.0, False, partial(factor_label, around), times, f"{made} multiplied by {{}}")
+    yield Constant(around, "offset", 0.0, False, partial(offset_label, around), plus, f"{made} increased by {{}}")
 
 
 def _then(around: Around, op: str, value: float) -> Edit:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, permutations
 from math import log2
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +14,23 @@ from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
 from ...traces import Array
 from ..around import MOVES, Around, Change, base, replaced
-from ..naming import CHANGED, LOSSES, RECURRENT, ROOTS, interleave_label, mask_label, order_label, source_label
-from ..rows import left_out
+from ..naming import (
+    CHANGED,
+    LOSSES,
+    RECURRENT,
+    ROOTS,
+    interleave_label,
+    mask_label,
+    order_label,
+    source_label,
+    swapped_label,
+)
+from ..rows import PART, left_out
 from ..values import name_of, told
 
 FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
 GATES = (3, 4)  # blocks of a recurrent layer's weights
+MOST_EXCHANGED = 64  # pairs of values made alike
 MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
 TRIVIAL = MOVES | {"arange", "zeros", "ones", "full", "scalar_tensor", "empty"}
 
@@ -63,9 +75,10 @@ def leaves(rerun: Rerun) -> Iterator[Change]:
 
 
 def absent(rerun: Rerun, refs: Sequence[Ref]) -> Iterator[Change]:
-    """A tensor that only one side reads does nothing: it is zero, or one."""
+    """A parameter that only one side reads does nothing: it is zero, or one."""
     for ref in refs:
-        for number in rerun.readers[ref][:1]:
+        readers = [one for one in rerun.readers[ref] if rerun.calls[one].part != PART]
+        for number in readers[: rerun.given[ref].phase == "weight"]:
             for name, label, said, calls in _replaced_by(rerun, ref, Around(rerun, number)):
                 if name in ("zeros", "ones"):
                     told = name_of(rerun, ref)
@@ -78,7 +91,9 @@ def _replaced_by(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, 
     """Zeros, ones, positions counted anew, or the same less its mean, in the place of a value."""
     shape = rerun.shape(ref)
     if rerun.kind(ref) == "f" and shape:
-        label = "missing-bias" if len(shape) == 1 and reader.is_parameter(ref) else CHANGED
+        label = CHANGED
+        if reader.is_parameter(ref):
+            label = "missing-bias" if len(shape) == 1 and reader.op not in ("mul", "addcmul") else "missing-term"
         yield "zeros", label, "is taken to be zero", (made_by("zeros_like.default", ref),)
         yield "ones", CHANGED, "is taken to be one", (made_by("ones_like.default", ref),)
     if rerun.kind(ref) in "bi" and shape and reader.op not in ("embedding", "index"):
@@ -94,6 +109,7 @@ def _replaced_by(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, 
 
 def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
     yield from _replaced_by(rerun, ref, reader)
+    yield from _other_labels(rerun, ref)
     shape = rerun.shape(ref)
     own = reader.is_parameter(ref)
     if len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1:
@@ -126,6 +142,25 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
             mixed = (made_by("reshape.default", ref, sizes), made_by("permute.default", local(0), turned),
                      made_by("reshape.default", local(1), shape))  # fmt: skip
             yield f"mixed {axis}", interleave_label(reader), f"has its halves interleaved along axis {axis}", mixed
+
+
+def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
+    """Labels of a sequence moved against what they are held against; the one that none is left for does not count."""
+    shape = rerun.shape(ref)
+    losses = [one for one in Around(rerun, rerun.readers[ref][0]).behind(frozenset()) if one.op == "nll_loss_forward"]
+    if rerun.kind(ref) != "i" or not shape or shape[-1] < 2 or not losses:
+        return
+    ignored = losses[0].call.args[4]
+    for by in (-1, 1):
+        moved = made_by("roll.default", ref, (by,), (len(shape) - 1,))
+        freed = np.array([shape[-1] - 1 if by < 0 else 0])
+        said = f"is moved by {-by}, and the {'last' if by < 0 else 'first'} place does not count"
+        yield (
+            f"labels {by}",
+            "label-shift",
+            said,
+            (moved, made_by("index_fill.int_Scalar", local(0), -1, freed, ignored)),
+        )
 
 
 def are_positions(rerun: Rerun, ref: Ref) -> bool:
@@ -206,6 +241,36 @@ def read_otherwise(around: Around, old: Ref, new: Ref) -> tuple[str, str]:
 
 def _is_before(around: Around, ref: Ref) -> bool:
     return ref.node < around.number or ref in around.rerun.given
+
+
+def exchanged(rerun: Rerun) -> Iterator[Change]:
+    """Two values that are made alike stand in each other's place, wherever they are read."""
+    makers = [Around(rerun, number) for number in rerun.calls if base(rerun.calls[number]) not in TRIVIAL]
+    made = [(one.op, one.shape, one.kind) for one in makers]
+    pairs = ((a, b) for at, a in enumerate(makers) for b in makers[at + 1 :] if made[at] == (b.op, b.shape, b.kind))
+    for one, other in islice(pairs, MOST_EXCHANGED):
+        if other.depends(other.result, one.result):
+            continue
+        edit: dict[int, Fragment] = {}
+        for number in dict.fromkeys((*rerun.readers[one.result], *rerun.readers[other.result])):
+            around = Around(rerun, number)
+            there = {one.result: other.result, other.result: one.result}
+            args = _in_place_of(around.call.args, there)
+            edit[number] = Fragment((Call(around.call.op, args, _in_place_of(dict(around.call.kwargs), there), ()),))
+        if edit:
+            first, second = told(rerun, one.result), told(rerun, other.result)
+            said = f"{first} and {second} are read in each other's place"
+            yield Change(
+                "exchanged", swapped_label(Around(rerun, min(edit)), one.result, other.result), said, edit, 5.0
+            )
+
+
+def _in_place_of(item: Any, there: Mapping[Ref, Ref]) -> Any:
+    if isinstance(item, Ref):
+        return there.get(item, item)
+    if isinstance(item, Mapping):
+        return {key: _in_place_of(one, there) for key, one in item.items()}
+    return tuple(_in_place_of(one, there) for one in item) if isinstance(item, tuple | list) else item
 
 
 def conjugates(rerun: Rerun) -> Iterator[Change]:

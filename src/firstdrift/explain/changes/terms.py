@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ...program.calls import Call, Ref
 from ...program.edits import Edit, local, made_by
 from ..around import MOVES, Around, Change
+from ..chains import FEW_DEEP, expression
 from ..naming import (
     CHANGED,
     CHOOSING,
@@ -17,7 +18,6 @@ from ..naming import (
     skipped_label,
     swapped_label,
 )  # fmt: skip
-from ..values import told
 from .numbers import constants
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "softplus", "hardswish", "hardsigmoid",
@@ -36,6 +36,7 @@ LIKE: Mapping[str, tuple[str, ...]] = {  # operations that take the same argumen
 SYMMETRIC = frozenset({
     "add", "mul", "maximum", "minimum", "logical_and", "bitwise_and", "logical_or", "bitwise_or", "eq", "ne",
 })  # fmt: skip
+EITHER_WAY = frozenset({"rms-vs-layernorm"})  # names of a term, whichever side has it
 PASSED_ON = frozenset({"masked_fill", "native_layer_norm", "native_group_norm", "native_batch_norm", "where"})
 
 
@@ -57,7 +58,8 @@ def _function(name: str, x: Ref, at: int = 0) -> tuple[Call, ...]:
 
 def activations(around: Around) -> Iterator[Change]:
     """Another activation."""
-    if around.op not in ACTIVATIONS and not (around.op == "_softmax" and CHOOSING & around.after):
+    chosen = bool(CHOOSING & (around.before | around.after))
+    if around.op not in ACTIVATIONS and not (around.op == "_softmax" and chosen):
         return
     x = around.tensors[0]
     now = "gelu-tanh" if around.op == "gelu" and around.call.kwargs.get("approximate") == "tanh" else around.op
@@ -67,13 +69,22 @@ def activations(around: Around) -> Iterator[Change]:
         "quick-gelu",
         "relu2",
         "square",
-        *(("softmax",) if CHOOSING & around.after else ()),
+        *(("softmax",) if chosen else ()),
     ):
         if name != now:
             said, back = f"{_told(name)} instead of {_told(now)}", f"{_told(now)} instead of {_told(name)}"
             parameters = {"activation": name, "reference_activation": now}
             edit = around.instead(*_function(name, x))
             yield Change(name, activation_label(around), said, edit, 5.0, parameters=parameters, undone=back)
+
+
+def complements(around: Around) -> Iterator[Change]:
+    """A gate is taken for what is left of it."""
+    if around.op == "sigmoid":
+        x = around.tensors[0]
+        edit = around.instead(made_by("neg.default", x), made_by("sigmoid.default", local(0)))
+        said = "one less the sigmoid instead of it"
+        yield Change("complement", "gate-formula", said, edit, 4.0, undone=said)
 
 
 def _told(name: str) -> str:
@@ -98,8 +109,11 @@ def operands(around: Around) -> Iterator[Change]:
             label = left_out_label(around, at, ref, other) if sums else _without_factor(around)
             said = f"{term} is {'not added' if sums else 'left out'}{_of(around, ref)}"
             does = {"add": "adds", "sub": "subtracts"}.get(around.op, f"has a {_word(around)} more:")
-            back = f"the candidate {does} {told(around.rerun, ref)}, which the reference does not"
-            more = CHANGED if sums else additional_label(around.op, around)
+            term_told = expression(around.rerun, ref, frozenset(), FEW_DEEP)
+            back = f"the candidate {does} {term_told}, which the reference does not"
+            more = (
+                CHANGED if sums and label not in EITHER_WAY else additional_label(around.op, around) if not sums else ""
+            )
             yield Change(f"without {at}", label, said, kept, 2.0, undone=back, undone_label=more)
         if sums:
             twice = "double-bias" if around.is_parameter(ref) and around.is_small(ref) else scaled_label(around, ref)
@@ -214,4 +228,4 @@ def skipped(around: Around) -> Iterator[Change]:
     yield Change("skipped", skipped_label(around), said, around.passing(source), 2.0, undone=back, undone_label=more)
 
 
-TABLE = (operands, activations, gates, others, swaps, skipped)
+TABLE = (operands, activations, complements, gates, others, swaps, skipped)
