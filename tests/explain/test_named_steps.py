@@ -118,7 +118,7 @@ def moving_state(p, g, state):
 
 
 STEPS = {
-    "stale": (nesterov, nesterov_of_before, "optimizer-momentum", "is not added"),  # what began at zero still is
+    "stale": (nesterov, nesterov_of_before, "stale-buffer", "read as it was before the step (zero)"),
     "in place": (averaged, averaged_in_place, "clamp", "in place, where the reference works on a copy"),
     "anew": (squares, squares_begun_anew, "optimizer-momentum", "is begun anew"),
     "correction": (corrected, corrected_twice, "optimizer-bias-correction", "instead of 0.01"),
@@ -240,7 +240,6 @@ def test_the_update_of_a_buffer_is_no_matter_of_a_learning_rate(tmp_path, way, l
     assert said in cause.sentence
 
 
-@pytest.mark.xfail(reason="a fitted number is not held against other parameters yet", strict=True)
 def test_a_factor_of_one_state_that_differs_by_parameter_is_no_momentum(tmp_path):
     def masked(p, g, state):
         m = new(state, "exp_avg", p)

@@ -180,7 +180,8 @@ def aligned(lined: Lined) -> Aligned:
     ours, theirs = _apart(lined.ours, lined.equal), _apart(lined.theirs, frozenset(lined.twins))
     found = _in_one_order(lined, ours, theirs)
     mine, other = lined.ours.target.node, lined.theirs.target.node
-    if mine in lined.ours.calls and other in lined.theirs.calls and other not in found:
+    ends = mine in lined.ours.calls and other in lined.theirs.calls
+    if ends and (other not in found or base(lined.ours.calls[mine]) == base(lined.theirs.calls[other])):
         found = {one: own for one, own in found.items() if own != mine} | {other: mine}
     return Aligned(lined, found)
 

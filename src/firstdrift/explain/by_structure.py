@@ -47,7 +47,7 @@ def goes_on(asked: Asked, lined: Lined) -> Answer | None:
     label, said, count = more
     place = line_of(lined.ours, lined.ours.target.node)
     return Answer(
-        label, f"{place}: {said}" if place else said, {"more": count}, asked.found, 0.0, 6.0 * count, 0, both=True
+        label, f"{place}: {said}" if place else said, {"more": count}, asked.found, 0.0, 4.0 * count, 0, both=True
     )
 
 

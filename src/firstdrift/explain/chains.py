@@ -73,7 +73,8 @@ def _site(rerun: Rerun, ref: Ref) -> Site | None:
 
 
 def goes_on(lined: Lined) -> tuple[str, str, int] | None:
-    """What the candidate makes of what the reference leaves as it is: label, sentence, and the number of calls."""
+    """What the candidate makes of what the reference leaves as it is: label, sentence, and how many calls are not
+    the reference's as well."""
     target = lined.ours.target
     known = [ref for ref, own in lined.same.items() if own == target]
     if not known or not lined.ours.array(target).any():
@@ -83,7 +84,7 @@ def goes_on(lined: Lined) -> tuple[str, str, int] | None:
     if not calls or rerun.target in lined.same:
         return None
     stop = frozenset(lined.same)
-    more = _makers(rerun, rerun.target, stop)
+    more = makers_of(rerun, rerun.target, stop)
     if len(more) > MOST_MORE:
         return None
     label = additional_label(more[0].op, Around(lined.ours, target.node)) if len(more) == 1 else "changed-call"
@@ -93,7 +94,8 @@ def goes_on(lined: Lined) -> tuple[str, str, int] | None:
     said = (
         f"the candidate goes on with {what}{masks}: it becomes {expression(rerun, rerun.target, stop)} ({lines(more)})"
     )
-    return label, said + _of_a_copy(lined, calls), len(more)
+    copied = _of_a_copy(lined, calls)
+    return label, said + copied, 1 if copied else len(more)
 
 
 def _of_a_copy(lined: Lined, calls: Sequence[Around]) -> str:
@@ -118,7 +120,8 @@ def _readers(rerun: Rerun, ref: Ref) -> list[int]:
     return found
 
 
-def _makers(rerun: Rerun, ref: Ref, stop: frozenset[Ref]) -> list[Around]:
+def makers_of(rerun: Rerun, ref: Ref, stop: frozenset[Ref]) -> list[Around]:
+    """The calls that make a value out of others, in order, without those that only move numbers."""
     left, seen = [ref], dict[int, None]()
     while left:
         one = left.pop()

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from ..program.calls import Ref
+from ..program.calls import Call, Ref
 from ..program.reruns import Rerun
 from ..traces import Array
 from .around import Around
 from .asked import Answer, Asked
 from .changes.numbers import constants
 from .narrowing import Lined, lined_up, shapes_of
+from .refuting import Elsewhere
 from .search import arounds_of, changes_that_fit
 from .step_names import named
 from .telling import told_of
@@ -30,6 +31,8 @@ from .trying import OneSided, Question, Trial, Tried, apart
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it recorded
 MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocals
+UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
+CALLS = ("number ", "without ", "skipped", "order")  # kinds of changes of what a call does
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
 Brought = Callable[[Array], Array]
@@ -68,6 +71,18 @@ class Level:
         """What the reference has not, and the numbers that it has."""
         assert self.theirs is not None
         return _one_sided(self.theirs, self.ours, frozenset(self.lined.twins))
+
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """Other tensors that the reference's program makes."""
+        replays = self.asked.replays
+        return Elsewhere(self.asked, partial(replays.rerun, exact=self.ours.exact), replays.theirs.array)
+
+    @cached_property
+    def elsewhere_there(self) -> Elsewhere:
+        """Other tensors that the candidate's program makes, and what the reference makes of what these begin with."""
+        replays = self.asked.replays
+        return Elsewhere(self.asked, partial(replays.own_rerun, exact=self.ours.exact), replays.expected)
 
     def opened(self) -> Level | None:
         """The same with larger operations as the smaller ones they consist of; None where there are none."""
@@ -114,9 +129,10 @@ def of_ours(sides: Sides) -> Answer | None:
     work = WORK
     for level in sides.levels:
         start = level.ours.spent
-        found = changes_that_fit(Trial(level.ours, level.question, work, level.ours_alone), arounds_of(level.ours))
+        trial = Trial(level.ours, level.question, work, level.ours_alone, level.elsewhere.refutes)
+        found = changes_that_fit(trial, arounds_of(level.ours))
         if found:
-            return told_of(found)
+            return told_of([_weighed(one, level.theirs) for one in found])
         work -= level.ours.spent - start
     return None
 
@@ -132,9 +148,12 @@ def of_theirs(sides: Sides) -> Answer | None:
             asked.expected, level.brought(level.theirs.array(level.theirs.target)), asked.noise, level.brought
         )
         start = level.theirs.spent
-        found = changes_that_fit(Trial(level.theirs, question, work, level.theirs_alone), arounds_of(level.theirs))
+        trial = Trial(level.theirs, question, work, level.theirs_alone, level.elsewhere_there.refutes)
+        found = changes_that_fit(trial, arounds_of(level.theirs))
         if found:
-            return replace(told_of([_undone(one) for one in found]), predicted=asked.found, both=True)
+            return replace(
+                told_of([_weighed(_undone(one), level.ours) for one in found]), predicted=asked.found, both=True
+            )
         work -= level.theirs.spent - start
     return None
 
@@ -155,6 +174,33 @@ def _shaped(array: Array, shape: tuple[int, ...], at: int) -> Array:
         if number == at:
             return shaped
     raise ValueError("another shape")
+
+
+def _weighed(tried: Tried, other: Rerun | None) -> Tried:
+    """A change, with what it takes more to say where the other side's step makes just as many such calls: then the two
+    programs do not differ there, unless in what is read."""
+    change = tried.change
+    is_call = change.kind.startswith(CALLS) or any(name.startswith("reference_") for name in change.parameters or {})
+    if other is None or not is_call or not all(_is_alike(tried.rerun, number, other) for number in change.edit):
+        return tried
+    return replace(tried, change=replace(change, bits=change.bits + UNSEEN))
+
+
+def _is_alike(rerun: Rerun, number: int, other: Rerun) -> bool:
+    """Whether both sides' steps make as many calls of an operation with the same numbers in the same function."""
+    place = rerun.place(number)
+    if place is None or rerun.is_part(number):
+        return False
+    mine = _facts(rerun, number)
+    counts = [sum(_facts(one, at) == mine for at, _ in one.step.calls()) for one in (rerun, other)]
+    return counts[0] == counts[1] > 0
+
+
+def _facts(rerun: Rerun, number: int) -> object:
+    call, place = rerun.step.nodes[number], rerun.place(number)
+    assert isinstance(call, Call)
+    plain = [one for one in call.args if isinstance(one, int | float)]
+    return call.op, plain, dict(call.kwargs) == {} or str(call.kwargs), place and (place.function, place.file)
 
 
 def _undone(tried: Tried) -> Tried:

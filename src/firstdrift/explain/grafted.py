@@ -29,12 +29,18 @@ from .values import call_told, origin, told
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side
 MOST_PLACES = 3  # calls that are made otherwise, each in its own way
-A_CALL, A_PLACE, A_TENSOR = 3.0, 2.0, 4.0  # bits
+A_CALL, A_PLACE, A_TENSOR, A_WIDTH = 3.0, 2.0, 4.0, 5.0  # bits
 
 
 def described(aligned: Aligned, grafts: Sequence[Graft]) -> Change | None:
     """Calls made otherwise as one change; None where it takes too much to say it."""
     edit = edit_of(grafts)
+    ours, theirs = frequencies(aligned.ours), frequencies(aligned.theirs)
+    if ours and theirs and ours != theirs:  # whatever else follows from that
+        label = table_of_angles(Around(aligned.ours, grafts[0].ours), "rope-partial")
+        said = f"{theirs} frequencies instead of {ours}"
+        parameters = {"frequencies": theirs, "reference_frequencies": ours}
+        return Change("frequencies", label, said, edit, A_WIDTH, 0, parameters, grafts[0].ours, grafts[0].theirs)
     without = lost(aligned.ours, edit)
     whole = _described(aligned, grafts, without)
     if whole is not None and whole.label == "op-order":  # what one of them leaves out is what another makes
@@ -202,7 +208,7 @@ class _Apart:
         made, lost = _as_written(self.aligned.theirs, self.made), _as_written(self.aligned.ours, self.lost)
         if len(made) > MOST_TOLD or len(lost) > MOST_TOLD:
             return None
-        label, said = self._by_width(*self._named(made, lost))
+        label, said = self._named(made, lost)
         at, theirs = (lost or [self.grafts[0].ours])[-1], (made or [self.grafts[0].theirs])[-1]
         numbers = self._numbers_apart()
         if numbers and not made:
@@ -219,14 +225,6 @@ class _Apart:
         alike = [one for one in self.grafts if base(calls[0][one.ours]) == base(calls[1][one.theirs]) not in SHAPES]
         both = ((Around(self.aligned.ours, one.ours), Around(self.aligned.theirs, one.theirs)) for one in alike)
         return [change for ours, theirs in both for change in settings_apart(ours, theirs)]
-
-    def _by_width(self, label: str, said: str) -> tuple[str, str]:
-        """What calls without a name are called where both sides turn another number of channels."""
-        ours, theirs = frequencies(self.aligned.ours), frequencies(self.aligned.theirs)
-        around = Around(self.aligned.ours, self.grafts[0].ours)
-        if label != CHANGED or not ours or not theirs or ours == theirs:
-            return label, said
-        return table_of_angles(around, "rope-partial"), f"{theirs} frequencies instead of {ours}: {said}"
 
     def _named(self, made: Sequence[int], lost: Sequence[int]) -> tuple[str, str]:
         ours, theirs = self.aligned.ours, self.aligned.theirs

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..program.calls import Call, Ref, reads
 from ..program.reruns import Rerun
-from .around import ATTENTION, JOINS, LOW, MOVES, SOFTMAX, Around, base, is_mask, number
+from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, base, is_mask, number
 
 CHANGED = "changed-call"
 ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
@@ -155,15 +155,16 @@ def table_of_angles(around: Around, turned: str) -> str:
     """Tables of positions that are joined are added to something; those of a rotation stay two."""
     calls = around.rerun.calls
     behind = [Around(around.rerun, n) for n, call in calls.items() if call.op.split(".")[1] in ("cos", "sin")]
-    mixed = any({"mul"} & one.after for one in behind)
+    mixed = any(other.op == "mul" and not other.is_behind for one in behind for other in one.behind(MIXING))
     return "frequency-table" if not mixed and any(JOINS & one.following for one in behind) else turned
 
 
 def frequencies(rerun: Rerun) -> int:
-    """How many different columns the angles have that cosines are taken of."""
+    """How many different columns the angles have that cosines are taken of, without those of zeros."""
     taken = [call.args[0] for call in rerun.calls.values() if base(call) == "cos"]
-    tables = [rerun.array(ref) for ref in taken if isinstance(ref, Ref) and rerun.shape(ref)]
-    return max((len(np.unique(one.reshape(-1, one.shape[-1]), axis=1).T) for one in tables), default=0)
+    tables = [rerun.array(ref) for ref in taken if isinstance(ref, Ref) and len(rerun.shape(ref)) > 1]
+    columns = [np.unique(one.reshape(-1, one.shape[-1]), axis=1).T for one in tables]
+    return max((int(one.any(axis=1).sum()) for one in columns), default=0)
 
 
 def left_out_label(around: Around, at: int, ref: Ref, other: Ref | None) -> str:

@@ -39,7 +39,11 @@ def named(change: Change, rerun: Rerun) -> Change:
     if all(one.call.part == PART for one in calls):
         is_term = change.label in LEFT_OUT
         label = "optimizer-eps" if _is_divisor(change, calls[-1]) else OTHERS.get(change.label)
-        label = label or _decay(change, calls[-1]) or (_left_out(calls[-1]) if is_term else _label(change, calls[-1]))
+        label = (
+            label
+            or _decay(change, calls[-1])
+            or (_left_out(change, calls[-1]) if is_term else _label(change, calls[-1]))
+        )
     else:
         label = _of_loss(calls) if change.label in IN_LOSS else None
         label = label or _of_average(change, calls[-1])
@@ -103,7 +107,7 @@ def _label(change: Change, around: Around) -> str | None:
 
 def _of_factor(change: Change, around: Around) -> str | None:
     """What a factor is called that the reference has not: of what a parameter is moved by, or a state is made of."""
-    if change.label != "scale" or not around.tensors:
+    if change.label != "scale" or not around.tensors or change.kind.startswith("without"):
         return None
     if role(around.rerun, around.tensors[0]) == PARAMETER and plain_op(around) in ("add", "sub"):
         return "optimizer-lr"
@@ -118,7 +122,8 @@ def _is_correction(around: Around, before: float, parameters: Mapping[str, Any])
 
 def _of_moved(around: Around, before: float, first: str | None) -> str | None:
     """What another number is called by what it works on first: the gradient, the parameter, a state."""
-    if first == GRADIENT and plain_op(around) in ("mul", "div") and not _averages(around):
+    is_shared = len({one.number for one in around.next()}) > 1  # by states of another kind
+    if first == GRADIENT and plain_op(around) in ("mul", "div") and (is_shared or not _averages(around)):
         return "gradient-scale"
     if first == PARAMETER and plain_op(around) in ("add", "sub", "addcdiv", "addcmul"):
         return "optimizer-lr"
@@ -134,7 +139,7 @@ def _of_moved(around: Around, before: float, first: str | None) -> str | None:
 def _is_uncorrected(rerun: Rerun, before: float, parameters: Mapping[str, Any]) -> bool:
     """Whether a rate of learning that is divided by what moments are divided by, is not, or the other way round."""
     now = next((one for name, one in parameters.items() if f"reference_{name}" in parameters), None)
-    if not isinstance(now, int | float) or not now or not before:
+    if not isinstance(now, int | float) or {abs(now), abs(before)} & {0.0, 1.0}:
         return False
     rates = list(_settings(rerun, ("lr",)))
     return any(
@@ -143,15 +148,23 @@ def _is_uncorrected(rerun: Rerun, before: float, parameters: Mapping[str, Any]) 
     )
 
 
-def _left_out(around: Around) -> str | None:
+def _left_out(change: Change, around: Around) -> str | None:
     """What a term is called that a step leaves out: the gradient beside its average, or the parameter that decays. Of
     the average itself nothing is told by that: at its beginning it is all that is left."""
-    roles = {_scaled(around.rerun, ref) for ref in around.tensors}
+    moved = around.tensors[:1] if role(around.rerun, around.tensors[0]) == PARAMETER else []
+    read = [ref for call in _calls(change, around) for ref in reads(call) if ref.node >= 0]
+    roles = {_scaled(around.rerun, ref) for ref in (*around.tensors, *read) if ref not in moved}
     if PARAMETER in roles:
         return "weight-decay-coupling"
     if _makes_state(around):
         return None
     return "optimizer-momentum" if STATE in roles else CHANGED
+
+
+def _calls(change: Change, around: Around) -> Sequence[Call]:
+    """What is called in the place of a call."""
+    fragment = change.edit.get(around.number)
+    return () if fragment is None else fragment.calls
 
 
 def plain_op(around: Around) -> str:

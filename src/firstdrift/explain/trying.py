@@ -57,8 +57,11 @@ class Tried:
 class Trial:
     """One program, one question, and how much work may be spent on it."""
 
-    def __init__(self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None) -> None:
-        self.rerun, self.question, self.only = rerun, question, only or OneSided()
+    def __init__(
+        self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None,
+        refuted: Callable[[Tried], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
         self.scale = max(size(self.found), size(expected))
@@ -104,7 +107,8 @@ class Trial:
         if not left <= self.enough < self.unchanged:
             return None
         predicted, _ = without_fills(made, self.found)
-        return Tried(change, left / self.scale if self.scale else left, predicted, self.rerun)
+        found = Tried(change, left / self.scale if self.scale else left, predicted, self.rerun)
+        return None if self.refuted(found) else found
 
 
 def difference(made: Floats, found: Floats) -> Floats:

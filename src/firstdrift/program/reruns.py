@@ -160,6 +160,11 @@ class Rerun:
         """A call as the model's code has it."""
         return self._written.get(number) or self.step.as_written(number)
 
+    @property
+    def is_opened(self) -> bool:
+        """Whether larger operations were opened."""
+        return bool(self._written)
+
     def is_part(self, number: int) -> bool:
         """Whether a call is one of those that a larger one was opened to."""
         return number in self._written

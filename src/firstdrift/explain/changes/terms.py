@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ...program.calls import Call, Ref
 from ...program.edits import Edit, local, made_by
 from ..around import MOVES, Around, Change
-from ..chains import FEW_DEEP, expression
+from ..chains import FEW_DEEP, expression, makers_of
 from ..naming import (
     CHANGED,
     CHOOSING,
@@ -36,6 +36,7 @@ LIKE: Mapping[str, tuple[str, ...]] = {  # operations that take the same argumen
 SYMMETRIC = frozenset({
     "add", "mul", "maximum", "minimum", "logical_and", "bitwise_and", "logical_or", "bitwise_or", "eq", "ne",
 })  # fmt: skip
+FEW_MAKERS = 8  # calls that a factor is made of, which a mask among them then is
 EITHER_WAY = frozenset({"rms-vs-layernorm"})  # names of a term, whichever side has it
 PASSED_ON = frozenset({"masked_fill", "native_layer_norm", "native_group_norm", "native_batch_norm", "where"})
 
@@ -108,12 +109,7 @@ def operands(around: Around) -> Iterator[Change]:
                 kept = around.instead(made_by("reciprocal.default", other))
             label = left_out_label(around, at, ref, other) if sums else _without_factor(around)
             said = f"{term} is {'not added' if sums else 'left out'}{_of(around, ref)}"
-            does = {"add": "adds", "sub": "subtracts"}.get(around.op, f"has a {_word(around)} more:")
-            term_told = expression(around.rerun, ref, frozenset(), FEW_DEEP)
-            back = f"the candidate {does} {term_told}, which the reference does not"
-            more = (
-                CHANGED if sums and label not in EITHER_WAY else additional_label(around.op, around) if not sums else ""
-            )
+            back, more = _more(around, ref, label)
             yield Change(f"without {at}", label, said, kept, 2.0, undone=back, undone_label=more)
         if sums:
             twice = "double-bias" if around.is_parameter(ref) and around.is_small(ref) else scaled_label(around, ref)
@@ -130,6 +126,18 @@ def operands(around: Around) -> Iterator[Change]:
             yield Change(
                 f"plus one {at}", "norm-plus-one", f"a gain w is applied as 1 + w{_of(around, ref)}", edit, 4.0
             )
+
+
+def _more(around: Around, ref: Ref, label: str) -> tuple[str, str]:
+    """How it is told, and what it is called, that the candidate has an operand more."""
+    made = makers_of(around.rerun, ref, frozenset())
+    does = {"add": "adds", "sub": "subtracts", "mul": "multiplies by", "div": "divides by"}.get(around.op, "has")
+    is_masked = len(made) <= FEW_MAKERS and any(one.kind == "b" for one in made)
+    term = ("a mask, " if is_masked else "") + expression(around.rerun, ref, frozenset(), FEW_DEEP)
+    more = CHANGED if around.op in ("add", "sub") or around.rerun.shape(ref) else additional_label(around.op, around)
+    if any(one.call.drawn is not None for one in made):
+        more = "dropout-active"
+    return f"the candidate {does} {term}, which the reference does not", "" if label in EITHER_WAY else more
 
 
 def _word(around: Around) -> str:
