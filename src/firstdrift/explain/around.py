@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ MOVES = frozenset({
 TRUSTING = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_flash_attention"})
 ANGLES = frozenset({"cos", "sin", "polar"})
 LOW = -1e4  # what is added to scores to mask them is no greater
+ONE = 2e-2  # what squares of cosines and sines may be off one, in a short format
 MOST_BEFORE = 400  # nodes that are gone back to see what a value was computed from
 JOINS = frozenset({"cat", "stack", "copy", "slice_scatter", "copy_", "flatten"})
 
@@ -227,7 +229,7 @@ class Around:
     def is_rotation(self) -> bool:
         """Whether angles are about: the program makes cosines and sines, or is given such tables."""
         ops = {base(call) for call in self.rerun.calls.values()}
-        return bool(ANGLES & ops) or any("cos" in (site.name + site.port) for site in self.rerun.given.values())
+        return bool(ANGLES & ops) or _has_cosines(self.rerun)
 
     @cached_property
     def is_bias_of_scores(self) -> bool:
@@ -324,6 +326,14 @@ class Around:
         return self.instead(Call(self.call.op, tuple(args), kwargs, ()))
 
 
+def _has_cosines(rerun: Rerun) -> bool:
+    """Whether two tensors that a program is given are the cosines and sines of something."""
+    tables = [ref for ref in rerun.given if rerun.kind(ref) == "f" and len(rerun.shape(ref)) > 1]
+    some = [np.square(np.asarray(rerun.array(ref), np.float64)) for ref in tables]
+    pairs = [(a, b) for a, b in combinations(some, 2) if a.shape == b.shape and a.size and a.max() <= 1 + ONE]
+    return any(np.abs(a + b - 1).max() <= ONE for a, b in pairs)
+
+
 def _adds_to_scores(around: Around, bias: int) -> bool:
     """Whether a sum has one term that a product made, and that does not come from a bias."""
     made = [Around(around.rerun, ref.node) for ref in around.tensors if ref.node in around.rerun.calls]
@@ -380,3 +390,12 @@ def hidden(array: Array) -> Array | None:
         return array
     found: Array | None = np.asarray(array, np.float64) <= LOW if is_mask(array) else None
     return found
+
+
+def are_positions(rerun: Rerun, ref: Ref) -> bool:
+    """Whether whole numbers go up by one in every row, but for places that they stand still at."""
+    shape = rerun.shape(ref)
+    if rerun.kind(ref) != "i" or not shape or shape[-1] < 2:
+        return False
+    steps = np.diff(rerun.array(ref), axis=-1)
+    return bool(((steps == 0) | (steps == 1)).all() and steps.any())

@@ -24,7 +24,7 @@ from .changes.numbers import constants
 from .narrowing import Lined, lined_up, shapes_of
 from .refuting import Elsewhere
 from .search import arounds_of, changes_that_fit
-from .step_names import named
+from .step_names import SETTINGS, named, settings_of
 from .telling import told_of
 from .trying import OneSided, Question, Trial, Tried, apart
 
@@ -121,7 +121,8 @@ def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
 
 
 def _numbers(rerun: Rerun) -> dict[float, None]:
-    return dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
+    found = dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
+    return found | dict.fromkeys(settings_of(rerun, SETTINGS)) if rerun.step.optimizers else found
 
 
 def of_ours(sides: Sides) -> Answer | None:

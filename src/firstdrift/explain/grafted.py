@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ..program.calls import Ref, reads
 from ..program.edits import Edit, local
 from ..program.reruns import Rerun
@@ -23,7 +25,7 @@ from .naming import (
     swapped_label,
     table_of_angles,
 )
-from .needing import edit_of, lost
+from .needing import edit_of, is_idle, lost
 from .values import call_told, origin, told
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
@@ -98,7 +100,7 @@ def _joined(some: Sequence[Change], edit: Edit) -> Change:
 def _extra(aligned: Aligned, graft: Graft) -> list[int]:
     """The candidate's calls that a graft makes and the reference does not, but those that only move numbers."""
     calls = aligned.theirs.calls
-    extra = [number for number in graft.written[:-1] if base(calls[number]) not in MOVES]
+    extra = [number for number in graft.written[:-1] if not is_idle(aligned.theirs, number)]
     if not graft.written:
         return extra
     op = base(calls[graft.written[-1]])
@@ -160,7 +162,12 @@ def _tensors_apart(around: Around, graft: Graft) -> list[tuple[Ref, Ref]]:
     if not graft.fragment.calls:
         return [(around.result, graft.fragment.results[0])]
     now = reads(graft.fragment.calls[-1])
-    return [(old, new) for old, new in zip(around.tensors, now, strict=False) if old != new]
+    pairs = [(old, new) for old, new in zip(around.tensors, now, strict=False) if old != new]
+    return [(old, new) for old, new in pairs if new.node < 0 or not _is_same(around.rerun, old, new)]
+
+
+def _is_same(rerun: Rerun, old: Ref, new: Ref) -> bool:
+    return rerun.shape(old) == rerun.shape(new) and np.array_equal(rerun.array(old), rerun.array(new), equal_nan=True)
 
 
 class _Apart:

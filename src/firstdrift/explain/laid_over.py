@@ -6,7 +6,7 @@ have, so that the reference with these calls changed is the candidate. Values ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
@@ -139,11 +139,14 @@ class Overlay:
                 found.append(Difference(label, known.said(each.value), one.number))
         for name, setting in other.settings.items():
             ours = one.settings.get(name)
-            if ours is None or name in mine or ours.value == setting.value or (ours.value, setting.value) in self.sizes:
+            if ours is None or name in mine or ours.value == setting.value or self._is_size(ours.value, setting.value):
                 continue
             said = f"{name} of {one.written} is {setting.value} instead of {ours.value}"
             found.append(Difference(partial(setting_label, one, name), said, one.number))
         return tuple(found)
+
+    def _is_size(self, ours: object, theirs: object) -> bool:
+        return not isinstance(ours, Mapping) and not isinstance(theirs, Mapping) and (ours, theirs) in self.sizes
 
     def _same(self, ours: Ref, theirs: Ref) -> bool:
         if self.lined.same.get(theirs) == ours:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..program.calls import Call, Ref, reads
 from ..program.reruns import Rerun
-from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, base, is_mask, number
+from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, are_positions, base, is_mask, number
 
 CHANGED = "changed-call"
 ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
@@ -75,11 +75,15 @@ def _reads_table(around: Around) -> bool:
 def position_label(around: Around, wide: bool) -> str:
     """What it is called if whole numbers are others: positions, or where a mask begins."""
     compared = COMPARED & (around.after | {around.op})
-    wide = wide or any(_is_wide(one) for one in around.behind(frozenset()) if one.op in COMPARED and not one.is_behind)
+    if around.op not in COMPARED:
+        behind = (one for one in around.behind(frozenset()) if one.op in COMPARED and not one.is_behind)
+        wide = wide or any(_is_wide(one) for one in behind)
     if compared and around.of_scores and not around.in_tables and "embedding" not in around.after:
         return "window-off-by-one" if wide else "mask-off-by-one"
-    if around.in_tables or "embedding" in around.after:
+    if around.in_tables:
         return "position-shift"
+    if "embedding" in around.after:
+        return "position-shift" if are_positions(around.rerun, around.result) else "index-shift"
     if "round" in around.before | around.after:
         return "zero-point"
     return "index-shift" if LOOKED_UP & around.after else CHANGED
@@ -402,6 +406,8 @@ def phase_label(label: str, phase: str) -> str:
         return "tied-gradient"  # of a parameter's gradient the terms are its uses
     if phase == "agrad" and label in ("missing-term", "missing-residual"):
         return "gradient-missing"  # of an activation's, its readers
+    if phase == "lossgrad" and label == "scale":
+        return "gradient-scale"
     is_backward = phase in ("lossgrad", "agrad", "grad") and not label.startswith("gradient")
     return "gradient-formula" if is_backward and label not in OF_BACKWARD else label
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..program.calls import Ref, reads
 from ..program.edits import Edit
 from ..program.reruns import Rerun
@@ -17,9 +19,21 @@ def edit_of(grafts: Sequence[Graft]) -> Edit:
 
 
 def lost(rerun: Rerun, edit: Edit) -> list[int]:
-    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers."""
+    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers, or
+    that change none."""
     before, now = _needed(rerun, {}), _needed(rerun, edit)
-    return [number for number in rerun.calls if number in before - now and base(rerun.calls[number]) not in MOVES]
+    return [number for number in rerun.calls if number in before - now and not is_idle(rerun, number)]
+
+
+def is_idle(rerun: Rerun, number: int) -> bool:
+    """Whether a call only moves numbers, or gives what it is given: a factor of one."""
+    call = rerun.calls[number]
+    if base(call) in MOVES:
+        return True
+    first = next(iter(reads(call)), None)
+    if first is None or rerun.shape(first) != rerun.shape(Ref(number)) or rerun.kind(first) != rerun.kind(Ref(number)):
+        return False
+    return len(reads(call)) == 1 and np.array_equal(rerun.array(first), rerun.array(Ref(number)), equal_nan=True)
 
 
 def _needed(rerun: Rerun, edit: Edit) -> set[int]:

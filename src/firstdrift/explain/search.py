@@ -15,6 +15,7 @@ from .around import Around, Change
 from .changes import larger, masks, moves, several, states, terms
 from .changes.formats import formats
 from .changes.numbers import Constant, constants, extras, is_table, settings, table_change, usual, without
+from .changes.rates import rates
 from .fitting import Left, among, fitted, fitted_table, whole
 from .labels import LABELS
 from .naming import CHANGED
@@ -140,7 +141,7 @@ def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
         alike.setdefault(one.value, []).append(one)
         alike.setdefault((one.around.op, one.name, one.value), []).append(one)
     together_ = {tuple(id(one) for one in group): group for group in alike.values() if len(group) > 1}
-    for group in [*([one] for one in known), *together_.values()]:
+    for group in [*([one] for one in (*known, *rates(trial.rerun))), *together_.values()]:
         yield from _fitted(trial, group)
 
 
@@ -154,7 +155,7 @@ def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
         return made  # type: ignore[return-value]
 
     more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
-    given = [one for one in trial.only.numbers if not first.whole or one == round(one)]
+    given = [one for one in (*first.others, *trial.only.numbers) if not first.whole or one == round(one)]
     known = among(given, first.value, lambda value: trial.left(edit(value)), trial.enough)
     if known is not None and known[1] <= trial.enough:
         change = first.change(known[0], free=0, known=True)

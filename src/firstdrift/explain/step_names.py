@@ -26,6 +26,7 @@ IN_LOSS = frozenset({"missing-term", "scale", "skipped-op", "offset", CHANGED})
 LOSSES = frozenset({"cross_entropy", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"})
 DIVIDING = frozenset({"div", "addcdiv", "reciprocal"})
 RATES = ("beta", "betas", "momentum", "dampening", "rho", "alpha", "gamma")  # settings by which an average moves
+SETTINGS = ("lr", "weight_decay", "eps", *RATES)
 NEAR = 1e-6  # relative: a number is one that was computed from settings
 MOST_STEPS = 3  # by which a count of steps may be off
 
@@ -55,7 +56,7 @@ def _is_divisor(change: Change, around: Around) -> bool:
     if change.label != "offset":
         return False
     before = _number(change.parameters)
-    is_eps = before is not None and _is_one_of(before, _settings(around.rerun, ("eps",)))
+    is_eps = before is not None and _is_one_of(before, settings_of(around.rerun, ("eps",)))
     return is_eps or bool(DIVIDING & {plain_op(one) for one in around.next()})
 
 
@@ -133,7 +134,7 @@ def _of_moved(around: Around, before: float, first: str | None) -> str | None:
         return "optimizer-momentum"
     if first in (STATE, GRADIENT) and (_makes_state(around) or _averages(around)):
         return "optimizer-momentum"
-    return "optimizer-lr" if _is_one_of(before, _settings(around.rerun, ("lr",))) else None
+    return "optimizer-lr" if _is_one_of(before, settings_of(around.rerun, ("lr",))) else None
 
 
 def _is_uncorrected(rerun: Rerun, before: float, parameters: Mapping[str, Any]) -> bool:
@@ -141,7 +142,7 @@ def _is_uncorrected(rerun: Rerun, before: float, parameters: Mapping[str, Any]) 
     now = next((one for name, one in parameters.items() if f"reference_{name}" in parameters), None)
     if not isinstance(now, int | float) or {abs(now), abs(before)} & {0.0, 1.0}:
         return False
-    rates = list(_settings(rerun, ("lr",)))
+    rates = list(settings_of(rerun, ("lr",)))
     return any(
         _is_one_of(one, iter(rates)) and _is_one_of(one / other, _corrections(rerun, 1))
         for one, other in ((now, before), (before, now))
@@ -157,7 +158,9 @@ def _left_out(change: Change, around: Around) -> str | None:
     if PARAMETER in roles:
         return "weight-decay-coupling"
     if _makes_state(around):
-        return None
+        kept = {one for fragment in change.edit.values() for one in fragment.results}
+        gone = [_scaled(around.rerun, ref) for ref in around.tensors if ref not in kept]
+        return "optimizer-momentum" if gone == [STATE] else None
     return "optimizer-momentum" if STATE in roles else CHANGED
 
 
@@ -227,7 +230,8 @@ def _groups(rerun: Rerun) -> Sequence[Mapping[str, Any]]:
     return [group for one in rerun.step.optimizers for group in one.get("groups", ())]
 
 
-def _settings(rerun: Rerun, names: Sequence[str]) -> Iterator[float]:
+def settings_of(rerun: Rerun, names: Sequence[str]) -> Iterator[float]:
+    """What an optimizer is told, of settings by name."""
     for group in _groups(rerun):
         for name, value in group.items():
             if any(name.rstrip("0123456789") == one for one in names):
@@ -237,14 +241,14 @@ def _settings(rerun: Rerun, names: Sequence[str]) -> Iterator[float]:
 
 
 def _rates(rerun: Rerun) -> Iterator[float]:
-    for rate in _settings(rerun, RATES):
+    for rate in settings_of(rerun, RATES):
         yield from (rate, 1 - rate)
 
 
 def _corrections(rerun: Rerun, first: int) -> Iterator[float]:
     """What moments are divided by, at about this step; what stands for the first one may be a rate as well."""
     count = rerun.step.number + 1
-    for rate in _settings(rerun, RATES):
+    for rate in settings_of(rerun, RATES):
         for step in range(max(count - MOST_STEPS, first), count + MOST_STEPS + 1):
             whole = 1 - rate**step
             if 0 < whole < 1:

@@ -30,7 +30,7 @@ def merges(around: Around) -> Iterator[Change]:
                     made_by("permute.default", x, axes), made_by("reshape.default", local(0), around.shape)
                 )
                 said = f"axes {start} to {start + count - 1} are merged in the order {order}"
-                label = merge_label(around, source[start : start + count])
+                label = merge_label(around, tuple(source[start + one] for at, one in enumerate(order) if at != one))
                 yield Change(f"merge {order}", label, said, edit, 5.0, parameters={"order": list(order)})
         if count == 1 and len(parts) > 1:
             for order in _others(len(parts)):
@@ -39,9 +39,8 @@ def merges(around: Around) -> Iterator[Change]:
                 axes = (*range(start), *(start + one for one in back), *range(start + len(parts), len(sizes)))
                 edit = around.instead(made_by("reshape.default", x, sizes), made_by("permute.default", local(0), axes))
                 said = f"axis {start} is split into {'x'.join(map(str, parts))} in the order {order}"
-                yield Change(
-                    f"split {order}", merge_label(around, parts), said, edit, 5.0, parameters={"order": list(order)}
-                )
+                label = merge_label(around, tuple(parts[one] for at, one in enumerate(order) if at != one))
+                yield Change(f"split {order}", label, said, edit, 5.0, parameters={"order": list(order)})
 
 
 def _blocks(source: Sequence[int], made: Sequence[int]) -> Iterator[tuple[int, int, tuple[int, ...]]]:

@@ -53,6 +53,7 @@ class Constant:
     named: Callable[[], str]  # names are looked up for those that are told
     edit: Callable[[float], Edit]
     phrase: str = "{name} is {}"
+    others: tuple[float, ...] = ()  # which it may have been taken for
 
     @property
     def label(self) -> str:

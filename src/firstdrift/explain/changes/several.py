@@ -13,7 +13,7 @@ from ...program.calls import Call, Ref
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
 from ...traces import Array
-from ..around import MOVES, Around, Change, base, replaced
+from ..around import MOVES, Around, Change, are_positions, base, replaced
 from ..naming import (
     CHANGED,
     LOSSES,
@@ -118,7 +118,7 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
         yield "turned", "axis-order", "has its first two axes exchanged", (made_by("transpose.int", ref, 0, 1),)
     for axis in range(len(shape)):
         if shape[axis] > 1 and rerun.kind(ref) != "b":
-            label = "position-shift" if own and axis == 0 else "index-shift"
+            label = "position-shift" if own and axis == 0 and _is_of_positions(reader) else "index-shift"
             label = "label-shift" if LOSSES & (reader.after | {reader.op}) else label
             for by in (1, -1):
                 yield (
@@ -163,13 +163,10 @@ def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple
         )
 
 
-def are_positions(rerun: Rerun, ref: Ref) -> bool:
-    """Whether whole numbers go up by one in every row, but for places that they stand still at."""
-    shape = rerun.shape(ref)
-    if rerun.kind(ref) != "i" or not shape or shape[-1] < 2:
-        return False
-    steps = np.diff(rerun.array(ref), axis=-1)
-    return bool(((steps == 0) | (steps == 1)).all() and steps.any())
+def _is_of_positions(around: Around) -> bool:
+    """Whether a table is looked up by positions, as far as that can be seen."""
+    found = [ref for ref in around.tensors if around.rerun.kind(ref) == "i"]
+    return not found or any(are_positions(around.rerun, ref) for ref in found)
 
 
 def _reading(rerun: Rerun, ref: Ref, calls: tuple[Call, ...]) -> dict[int, Fragment]:

@@ -1,0 +1,88 @@
+"""Settings of an optimizer behind the numbers that its step is given: one that is another changes all of them alike.
+
+A step is given numbers that were computed from its rates and from how many steps there were. Each is held against the
+usual ways to compute it; a setting is then changed like a number of the code, with all that follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import isfinite, sqrt
+from typing import Any
+
+from ...program.edits import Edit
+from ...program.reruns import Rerun
+from ..around import Around
+from .numbers import Constant, constants
+
+NEAR = 1e-6  # relative: what a number may be off the way in which it was computed
+LABELS: Mapping[str, str] = {
+    "lr": "optimizer-lr", "decay": "weight-decay-coupling", "one": "optimizer-momentum", "two": "optimizer-momentum",
+    "count": "optimizer-bias-correction",
+}  # fmt: skip
+NAMES: Mapping[str, str] = {"decay": "weight_decay", "one": "the first beta", "two": "the second beta",
+                            "count": "the count of steps"}  # fmt: skip
+Settings = Mapping[str, float]
+
+
+def rates(rerun: Rerun) -> Iterator[Constant]:
+    """The settings that two or more numbers of a step follow from."""
+    calls = [Around(rerun, number) for number in rerun.calls]
+    known = [one for around in calls if around.call.part == "optimizer" for one in constants(around)]
+    groups = [group for one in rerun.step.optimizers for group in one.get("groups", ())]
+    every = [_settings(group, rerun.step.number + 1) for group in groups]
+    for settings in every:
+        for name in settings:
+            found = [
+                [(one, some[at]) for one in known if (some := _found(one.value, name, settings))] for at in (-1, 0)
+            ]
+            for follow in found if found[0] != found[1] else found[:1]:  # one number may come of two ways by chance
+                if len({one.around.number for one, _ in follow}) > 1:
+                    edit, label = partial(_edit, follow, name, settings), partial(LABELS.__getitem__, name)
+                    phrase = f"{NAMES.get(name, name)} is {{}}"
+                    yield Constant(follow[0][0].around, name, settings[name], name == "count", label, edit, phrase,
+                                   tuple(one[name] for one in every if name in one))  # fmt: skip
+
+
+def _settings(group: Mapping[str, Any], count: int) -> dict[str, float]:
+    betas = group.get("betas")
+    one, two = betas if isinstance(betas, list | tuple) and len(betas) == 2 else (None, None)
+    found = {"lr": group.get("lr"), "decay": group.get("weight_decay"), "one": one, "two": two, "count": count}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float) and value}
+
+
+def _ways(now: Settings) -> Iterator[tuple[str, float]]:
+    """What a step computes of its settings, with the names of those that it is computed of."""
+    lr, decay, count = now.get("lr", 0.0), now.get("decay", 0.0), now.get("count", 1.0)
+    yield "lr", lr
+    yield "lr decay", lr * decay
+    yield "lr decay", 1 - lr * decay
+    moments = [("one", now.get("one", 0.0)), ("two", now.get("two", 0.0))]
+    for name, rate in moments:
+        left = 1 - rate**count
+        yield f"{name} count", left
+        yield f"{name} count", sqrt(max(left, 0.0))
+        yield name, rate
+        yield name, 1 - rate
+    first, second = (1 - rate**count for _, rate in moments)
+    yield "lr one count", lr / first if first else 0.0
+    yield "lr one two count", lr * sqrt(max(second, 0.0)) / first if first else 0.0
+
+
+def _found(value: float, name: str, settings: Settings) -> list[tuple[int, float]]:
+    """The ways that give a number, of those that a setting takes part in, and its sign."""
+    return [
+        (at, 1.0 if value * made > 0 else -1.0)
+        for at, (names, made) in enumerate(_ways(settings))
+        if name in names.split() and made and abs(abs(value) - abs(made)) <= NEAR * abs(made)
+    ]
+
+
+def _edit(follow: Sequence[tuple[Constant, tuple[int, float]]], name: str, settings: Settings, value: float) -> Edit:
+    made = [one for _, one in _ways({**settings, name: value})]
+    edit: dict[int, Any] = {}
+    for constant, (at, sign) in follow:
+        if isfinite(made[at]):
+            edit |= constant.edit(sign * made[at])
+    return edit
