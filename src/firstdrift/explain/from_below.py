@@ -21,7 +21,8 @@ from ..traces import Array
 from .around import Around
 from .asked import Answer, Asked
 from .changes.numbers import constants
-from .narrowing import Lined, lined_up, shapes_of
+from .naming import ACTIVATIONS, CHANGED
+from .narrowing import Lined, frontier, lined_up, shapes_of
 from .refuting import Elsewhere
 from .search import arounds_of, changes_that_fit
 from .step_names import SETTINGS, named, settings_of
@@ -33,6 +34,10 @@ HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it
 MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocals
 UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
 CALLS = ("number ", "without ", "skipped", "order")  # kinds of changes of what a call does
+BETTER = (
+    (ACTIVATIONS, dict.fromkeys(("op-order", "scale", "offset", "skipped-op", CHANGED), "activation-variant")),
+    (frozenset({"convolution"}), dict.fromkeys(("axis-order", "transpose", "interleave"), "conv-layout")),
+)
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
 Brought = Callable[[Array], Array]
@@ -144,17 +149,15 @@ def of_theirs(sides: Sides) -> Answer | None:
     for level in sides.levels:
         if level.theirs is None or level.brought is None:
             return None
-        asked = level.question
-        question = Question(
-            asked.expected, level.brought(level.theirs.array(level.theirs.target)), asked.noise, level.brought
-        )
+        asked, made = level.question, level.theirs.array(level.theirs.target)
+        question = Question(asked.expected, level.brought(made), asked.noise, level.brought)
         start = level.theirs.spent
         trial = Trial(level.theirs, question, work, level.theirs_alone, level.elsewhere_there.refutes)
         found = changes_that_fit(trial, arounds_of(level.theirs))
         if found:
-            return replace(
-                told_of([_weighed(_undone(one), level.ours) for one in found]), predicted=asked.found, both=True
-            )
+            kind = _kind(level)
+            told = told_of([_weighed(_undone(one, kind), level.ours) for one in found])
+            return replace(told, predicted=asked.found, both=True)
         work -= level.theirs.spent - start
     return None
 
@@ -204,11 +207,19 @@ def _facts(rerun: Rerun, number: int) -> object:
     return call.op, plain, dict(call.kwargs) == {} or str(call.kwargs), place and (place.function, place.file)
 
 
-def _undone(tried: Tried) -> Tried:
-    """A change that puts the candidate right, as what the candidate does otherwise."""
+def _kind(level: Level) -> Mapping[str, str]:
+    """What changes of a formula are called that stands for one call of the reference's, by names that say less."""
+    ops = {one.op for one in frontier(level.lined)}
+    return next((better for known, better in BETTER if ops and ops <= known), {})
+
+
+def _undone(tried: Tried, kind: Mapping[str, str]) -> Tried:
+    """A change that puts the candidate right, as what the candidate does otherwise; `kind` are better names for those
+    that say little."""
     before, change = tried.change, named(tried.change, tried.rerun)
     said = change.undone or f"the reference's numbers come out where {change.said}"
     label = change.undone_label if change.label == before.label and change.undone_label else change.label
+    label = kind.get(label, label)
     parameters = _exchanged(change.parameters)
     return replace(tried, change=replace(change, said=said, label=label, parameters=parameters,
                                          bits=change.bits + ELSEWHERE))  # fmt: skip

@@ -65,7 +65,7 @@ def setting_label(around: Around, name: str) -> str:
 def _index_label(around: Around) -> str:
     if around.op == "arange":
         return position_label(around, False)
-    return "position-shift" if _reads_table(around) else "index-shift"
+    return "position-shift" if around.op != "select" and _reads_table(around) else "index-shift"
 
 
 def _reads_table(around: Around) -> bool:
@@ -203,7 +203,8 @@ def scaled_label(around: Around, ref: Ref) -> str:
     maker = around.rerun.calls.get(ref.node)
     if maker is not None and Around(around.rerun, ref.node).is_bias_of_scores:
         return "alibi-slope"
-    return "scale"
+    is_mask = around.of_scores and len(np.unique(around.array(around.result))) == 2  # one number for what is hidden
+    return "mask-missing" if is_mask else "scale"
 
 
 def skipped_label(around: Around) -> str:
@@ -223,6 +224,8 @@ def skipped_label(around: Around) -> str:
     if around.op in ("mul", "div"):
         if CHOOSING & around.before and "sum" in around.before and around.op == "div":
             return "router-renorm"
+        if any(around.is_parameter(ref) and len(around.rerun.shape(ref)) == 1 for ref in around.tensors):
+            return "channel-scale"
         return factor_label(around)
     return "gate-formula" if is_cell(around) else "skipped-op"
 
@@ -239,7 +242,7 @@ def mask_label(around: Around) -> str:
     """What it is called if a condition holds everywhere or nowhere."""
     if around.rerun.shape(around.rerun.target) == () and "sum" in around.following:
         return "reduction-scale"  # it counts what a loss is divided by
-    if ATTENTION & around.after or _hides(around):
+    if ATTENTION & around.reached(PROJECTIONS) or _hides(around):
         return "mask-missing"
     if around.in_tables and any(around.rerun.kind(ref) == "f" for ref in around.tensors):
         return table_of_angles(around, "rope-scaling")  # it is frequencies that are compared or chosen
@@ -398,7 +401,7 @@ IN_STEP: Mapping[str, str] = dict.fromkeys(("norm-eps", "norm-eps-placement"), "
 
 def phase_label(label: str, phase: str) -> str:
     """What a change is called where it is one of a loss or of a backward pass, whose forward pass is right."""
-    if phase == "loss" and label == CHANGED:
+    if phase == "loss" and label in (CHANGED, "activation-variant"):
         return "loss-formula"
     if phase in ("optim", "weight_after"):
         return IN_STEP.get(label, label)

@@ -100,8 +100,9 @@ def together(changes: Sequence[Change]) -> Change:
     for one in changes:
         edit |= one.edit
     named = max(changes, key=lambda one: (one.label != CHANGED, LABELS[one.label].specificity))
-    said = f"{named.said} (as in {len(changes) - 1} more call{'s' * (len(changes) > 2)})"
-    return Change(named.kind, named.label, said, edit, named.bits + 2.0, named.free, named.parameters)  # type: ignore[arg-type]
+    more = f" (as in {len(changes) - 1} more call{'s' * (len(changes) > 2)})"
+    back = named.undone and named.undone + more
+    return replace(named, said=named.said + more, undone=back, edit=edit, bits=named.bits + 2.0)  # type: ignore[arg-type]
 
 
 def _read(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:

@@ -114,6 +114,23 @@ def parts(around: Around) -> Iterator[Change]:
             edit = around.instead(*calls, results=tuple(local(one) for one in range(count)))
             said = f"{count} interleaved parts instead of {count} consecutive ones"
             yield Change("interleaved", interleave_label(around), said, edit, 4.0)
+            yield from _in_blocks(around, axis)
+
+
+def _in_blocks(around: Around, axis: int) -> Iterator[Change]:
+    """Parts that alternate in blocks: of every head one of each."""
+    x, count = around.tensors[0], len(around.call.results)
+    shape = around.rerun.shape(x)
+    size = shape[axis] // count
+    for block in (one for one in range(2, size) if size % one == 0):
+        read = made_by("reshape.default", x, (*shape[:axis], size // block, count, block, *shape[axis + 1 :]))
+        calls = [read]
+        for at in range(count):
+            calls += [made_by("select.int", local(0), axis + 1, at),
+                      made_by("reshape.default", local(len(calls)), around.shape)]  # fmt: skip
+        edit = around.instead(*calls, results=tuple(local(2 + 2 * at) for at in range(count)))
+        said = f"the {count} parts alternate in blocks of {block}"
+        yield Change(f"blocks {block}", parts_label(around, count), said, edit, 5.0, parameters={"block": block})
 
 
 def joins(around: Around) -> Iterator[Change]:

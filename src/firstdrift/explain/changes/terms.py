@@ -13,6 +13,7 @@ from ..naming import (
     CHOOSING,
     activation_label,
     additional_label,
+    factor_label,
     left_out_label,
     scaled_label,
     skipped_label,
@@ -185,7 +186,9 @@ def others(around: Around) -> Iterator[Change]:
         if name == around.op:
             continue
         edit = around.instead(Call(f"aten.{op}", around.call.args, around.call.kwargs, ()))
-        label = {"mul": "op-order", "div": "op-order"}.get(name, CHANGED)
+        label, bits = CHANGED, 4.0
+        if name in ("mul", "div"):
+            label, bits = ("op-order", 4.0) if len(around.tensors) > 1 else (factor_label(around), 6.0)
         if around.op in ("round", "floor", "ceil", "trunc"):
             label = "rounding-mode"
         if around.op in ("lt", "le", "gt", "ge"):
@@ -193,7 +196,8 @@ def others(around: Around) -> Iterator[Change]:
         if around.op in ("add", "sub"):
             label = scaled_label(around, around.tensors[-1])
         parameters = {"rounding": name} if label == "rounding-mode" else {"operation": name}
-        yield Change(name, label, f"{name} instead of {around.written}", edit, 4.0, parameters=parameters)
+        said, back = f"{name} instead of {around.written}", f"{around.written} instead of {name}"
+        yield Change(name, label, said, edit, bits, parameters=parameters, undone=back)
 
 
 def _of_comparisons(around: Around) -> str:
