@@ -203,7 +203,7 @@ def scaled_label(around: Around, ref: Ref) -> str:
     maker = around.rerun.calls.get(ref.node)
     if maker is not None and Around(around.rerun, ref.node).is_bias_of_scores:
         return "alibi-slope"
-    is_mask = around.of_scores and len(np.unique(around.array(around.result))) == 2  # one number for what is hidden
+    is_mask = around.of_scores and len(np.unique(around.array(ref))) == 2  # one number for what is hidden
     return "mask-missing" if is_mask else "scale"
 
 

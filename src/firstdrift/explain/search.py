@@ -56,7 +56,9 @@ def _gates(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
 
 def _absent(trial: Trial, _: Sequence[Around]) -> Iterator[Tried]:
     """Tensors that only this side reads do nothing."""
-    for change in several.absent(trial.rerun, trial.only.tensors):
+    changes = list(several.absent(trial.rerun, trial.only.tensors))
+    zeros = [one for one in changes if one.kind == "zeros"]
+    for change in [*changes, *([together(zeros)] if len(zeros) > 1 else [])]:
         yield from _tried(trial, change)
 
 

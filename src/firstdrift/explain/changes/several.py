@@ -227,6 +227,7 @@ def sources(around: Around) -> Iterator[Change]:
             yield Change(
                 "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": two},
                 undone=f"{around.written} reads {one} instead of {two}",
+                undone_label=CHANGED if left_out(around, ref, other) else "",
             )  # fmt: skip
 
 
