@@ -78,7 +78,7 @@ def test_a_wrong_base_of_the_rotation_is_found_and_named(reference, tmp_path):
     result = fd.diff(reference, tmp_path / "candidate")
     assert (result.verdict, result.first_drift.name) == ("drift", "layer-0.q_post_rope")
     cause = result.first_drift.cause
-    assert (cause.label, cause.sentence) == ("rope-theta", "theta is 10000 instead of 100000")
+    assert (cause.label, cause.sentence) == ("rope-theta", "the base is 10000 instead of 100000")
 
 
 @pytest.mark.slow

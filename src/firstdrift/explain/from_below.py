@@ -118,7 +118,8 @@ class Sides:
 
 def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
     own = _numbers(rerun)
-    strange = [one for one in _numbers(other) if one not in own]
+    settings = (one for side in (other, rerun) for one in settings_of(side, SETTINGS))
+    strange = [one for one in dict.fromkeys((*_numbers(other), *settings)) if one not in own]
     as_written = (some for one in strange for some in (one, -one, *((1 / one, -1 / one) if one else ())))
     numbers = list(dict.fromkeys(as_written))
     tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
@@ -126,8 +127,7 @@ def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
 
 
 def _numbers(rerun: Rerun) -> dict[float, None]:
-    found = dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
-    return found | dict.fromkeys(settings_of(rerun, SETTINGS)) if rerun.step.optimizers else found
+    return dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
 
 
 def of_ours(sides: Sides) -> Answer | None:

@@ -67,6 +67,8 @@ def _one_by_one(aligned: Aligned, grafts: Sequence[Graft], without: Sequence[int
 def _described(aligned: Aligned, grafts: Sequence[Graft], lost: Sequence[int]) -> Change | None:
     edit = edit_of(grafts)
     made = list(dict.fromkeys(number for one in grafts for number in _extra(aligned, one)))
+    ops = {base(aligned.theirs.calls[number]) for number in made}  # what the candidate calls with another number
+    lost = [one for one in lost if base(aligned.ours.calls[one]) in ops or not is_idle(aligned.ours, one)]
     gone = [*lost, *(one.ours for one in grafts if _is_another(aligned, one))]
     apart = _Apart(aligned, grafts, made, gone)
     if made or apart.leaves_out:

@@ -19,10 +19,9 @@ def edit_of(grafts: Sequence[Graft]) -> Edit:
 
 
 def lost(rerun: Rerun, edit: Edit) -> list[int]:
-    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers, or
-    that change none."""
+    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers."""
     before, now = _needed(rerun, {}), _needed(rerun, edit)
-    return [number for number in rerun.calls if number in before - now and not is_idle(rerun, number)]
+    return [number for number in rerun.calls if number in before - now and base(rerun.calls[number]) not in MOVES]
 
 
 def is_idle(rerun: Rerun, number: int) -> bool:

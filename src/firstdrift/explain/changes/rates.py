@@ -58,14 +58,14 @@ def _ways(now: Settings) -> Iterator[tuple[str, float]]:
     yield "lr", lr
     yield "lr decay", lr * decay
     yield "lr decay", 1 - lr * decay
-    moments = [("one", now.get("one", 0.0)), ("two", now.get("two", 0.0))]
+    moments = [(name, max(now.get(name, 0.0), 0.0)) for name in ("one", "two")]
     for name, rate in moments:
-        left = 1 - rate**count
+        left = 1 - rate ** max(count, 0)
         yield f"{name} count", left
         yield f"{name} count", sqrt(max(left, 0.0))
         yield name, rate
         yield name, 1 - rate
-    first, second = (1 - rate**count for _, rate in moments)
+    first, second = (1 - rate ** max(count, 0) for _, rate in moments)
     yield "lr one count", lr / first if first else 0.0
     yield "lr one two count", lr * sqrt(max(second, 0.0)) / first if first else 0.0
 
