@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,12 @@ class Change:
     theirs: int | None = None  # the candidate's call in its place
     undone: str = ""  # how it is told where it is the candidate's program that it puts right
     undone_label: str = ""  # and what it is called then, if not the same
+    later: Callable[[], Mapping[str, str]] | None = None  # names that are looked up once it fits
+
+    @property
+    def named(self) -> Change:
+        """The same with its names."""
+        return self if self.later is None else replace(self, **self.later(), later=None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Trial:
         if not left <= self.enough < self.unchanged:
             return None
         predicted, _ = without_fills(made, self.found)
-        found = Tried(change, left / self.scale if self.scale else left, predicted, self.rerun)
+        found = Tried(change.named, left / self.scale if self.scale else left, predicted, self.rerun)
         return None if self.refuted(found) else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, permutations
 from math import log2
 from typing import Any
@@ -222,13 +223,18 @@ def sources(around: Around) -> Iterator[Change]:
         there = [other for other in around.rerun.refs if other != ref and around.rerun.shape(other) == shape
                  and around.rerun.kind(other) == kind and _is_before(around, other)]  # fmt: skip
         for other in there[-MOST_READ:]:
-            label, said = read_otherwise(around, ref, other)
-            edit, one, two = around.reading(ref, other), told(around.rerun, ref), told(around.rerun, other)
+            bits = 4.0 + log2(1 + len(there))
+            edit, later = around.reading(ref, other), partial(_names, around, ref, other)
             yield Change(
-                "source", label, said, edit, 4.0 + log2(1 + len(there)), parameters={"reads": two},
-                undone=f"{around.written} reads {one} instead of {two}",
-                undone_label=CHANGED if left_out(around, ref, other) else "",
-            )  # fmt: skip
+                "source", CHANGED, "", edit, bits, parameters={"reads": told(around.rerun, other)}, later=later
+            )
+
+
+def _names(around: Around, ref: Ref, other: Ref) -> Mapping[str, str]:
+    label, said = read_otherwise(around, ref, other)
+    back = f"{around.written} reads {told(around.rerun, ref)} instead of {told(around.rerun, other)}"
+    more = CHANGED if left_out(around, ref, other) else ""
+    return {"label": label, "said": said, "undone": back, "undone_label": more}
 
 
 def read_otherwise(around: Around, old: Ref, new: Ref) -> tuple[str, str]:
