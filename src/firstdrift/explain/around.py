@@ -235,7 +235,7 @@ class Around:
     def is_rotation(self) -> bool:
         """Whether angles are about: the program makes cosines and sines, or is given such tables."""
         ops = {base(call) for call in self.rerun.calls.values()}
-        return bool(ANGLES & ops) or _has_cosines(self.rerun)
+        return bool(ANGLES & ops) or bool(cosines(self.rerun))
 
     @cached_property
     def is_bias_of_scores(self) -> bool:
@@ -261,6 +261,15 @@ class Around:
                 return None
             ref = read[0]
         return self.rerun.given[ref]
+
+    def source_ref(self, ref: Ref) -> Ref:
+        """What a value is before calls that only move numbers."""
+        while ref.node in self.rerun.calls and ref not in self.rerun.given:
+            call = self.rerun.calls[ref.node]
+            if base(call) not in MOVES or not (read := reads(call)):
+                break
+            ref = read[0]
+        return ref
 
     def parted(self, ref: Ref) -> Around | None:
         """The call that a value is one of several results of, past calls that only move numbers."""
@@ -332,12 +341,13 @@ class Around:
         return self.instead(Call(self.call.op, tuple(args), kwargs, ()))
 
 
-def _has_cosines(rerun: Rerun) -> bool:
-    """Whether two tensors that a program is given are the cosines and sines of something."""
+def cosines(rerun: Rerun) -> set[Ref]:
+    """The tensors that a program is given and that are cosines and sines of the same angles."""
     tables = [ref for ref in rerun.given if rerun.kind(ref) == "f" and len(rerun.shape(ref)) > 1]
-    some = [np.square(np.asarray(rerun.array(ref), np.float64)) for ref in tables]
-    pairs = [(a, b) for a, b in combinations(some, 2) if a.shape == b.shape and a.size and a.max() <= 1 + ONE]
-    return any(np.abs(a + b - 1).max() <= ONE for a, b in pairs)
+    squares = {ref: np.square(np.asarray(rerun.array(ref), np.float64)) for ref in tables}
+    small = [ref for ref in tables if squares[ref].size and squares[ref].max() <= 1 + ONE]
+    pairs = ((a, b) for a, b in combinations(small, 2) if rerun.shape(a) == rerun.shape(b))
+    return {ref for a, b in pairs if np.abs(squares[a] + squares[b] - 1).max() <= ONE for ref in (a, b)}
 
 
 def _adds_to_scores(around: Around, bias: int) -> bool:

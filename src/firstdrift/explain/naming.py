@@ -11,7 +11,7 @@ import numpy as np
 
 from ..program.calls import Call, Ref, reads
 from ..program.reruns import Rerun
-from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, are_positions, base, is_mask, number
+from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, are_positions, base, cosines, is_mask, number
 
 CHANGED = "changed-call"
 ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
@@ -65,6 +65,8 @@ def setting_label(around: Around, name: str) -> str:
 def _index_label(around: Around) -> str:
     if around.op == "arange":
         return position_label(around, False)
+    if around.tensors and around.source_ref(around.tensors[0]) in cosines(around.rerun):
+        return "position-shift"
     return "position-shift" if around.op != "select" and _reads_table(around) else "index-shift"
 
 

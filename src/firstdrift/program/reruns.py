@@ -28,12 +28,13 @@ from .running.allowed import operation, with_copies
 from .running.batching import Taken, batch_of, parts_of
 from .running.decoding import decoded
 from .running.making import FAILURES, made_otherwise
-from .running.nodes import Nodes, Tensors
+from .running.nodes import Nodes, Tensors, as_cast
 from .running.not_replayable import NotReplayableError
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import TORCH_DTYPES, lifted
 from .running.unchecked import refuse_unfit
 
+UNFELT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})  # settings of storage
 AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
 KEPT = Limits(calls=2_000, elements=1 << 26, bytes=384 << 20)  # of one cut, all of whose values are kept
 
@@ -180,7 +181,7 @@ class Rerun:
         schema = operation(call.op)[0]._schema  # type: ignore[attr-defined]
         for at, one in enumerate(schema.arguments):
             kind = str(one.type)
-            if "Tensor" in kind or one.name in ("dtype", "layout", "device", "pin_memory", "memory_format"):
+            if "Tensor" in kind or one.name in UNFELT:
                 continue
             default = one.default_value if one.has_default_value() else None
             value = call.args[at] if at < len(call.args) else call.kwargs.get(one.name, default)
@@ -231,7 +232,7 @@ class Rerun:
         last: list[torch.Tensor] = []
         for at, call in enumerate(fragment.calls):
             refuse_unfit(call, own, self.calls.get(number), self._values.__getitem__)
-            last = _called(call, own, self.exact)
+            last = self._as_meant(number, call, _called(call, own, self.exact))
             made |= {Ref(-1 - at, place): one for place, one in enumerate(last)}
         results = [own(ref) for ref in fragment.results] or last
         count = len(self.calls[number].results) if number in self.calls else 1
@@ -239,6 +240,13 @@ class Rerun:
             results += [self._values[Ref(number, at)] for at in range(len(results), count)]
         wanted = [self._values[Ref(number, at)] for at in range(count)]
         return [_like(one, other, at) for at, (one, other) in enumerate(zip(results, wanted, strict=False))]
+
+    def _as_meant(self, number: int, call: Call, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What a call gives, rounded where its own cast is meant."""
+        node, kept = self.step.nodes[number], self._again[2]
+        if not isinstance(node, Call) or number not in kept or call.op != node.op or not self.exact:
+            return made
+        return [as_cast(one, type_) for one, type_ in zip(made, node.results, strict=False)]
 
     def toward(self, target: Ref) -> Rerun:
         """The same values, asked for another of them."""

@@ -15,8 +15,12 @@ MOST_RANGES = 10  # calls, of which all ranges are tried in a shorter format
 
 
 def formats(rerun: Rerun) -> Iterator[Change]:
-    """Calls that follow each other, computed in 16 bits: all, one, or a range."""
+    """Casts that are left out; calls that follow each other, computed in 16 bits: all, one, or a range."""
     arounds = [Around(rerun, number) for number in rerun.calls]
+    for around in (one for one in arounds if one.op == "_to_copy" and one.kind == "f"):
+        label = "rope-precision" if around.in_tables else "dtype-rounding"
+        yield Change("uncast", label, f"{around.written} does not round", around.passing(around.tensors[0]), 4.0,
+                     undone=f"{around.written} rounds, which the reference does not do")  # fmt: skip
     arounds = [one for one in arounds if one.kind == "f" and one.op not in MOVES]
     for some in _ranges(arounds):
         tables = any(one.in_tables for one in some)

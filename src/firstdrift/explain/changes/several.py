@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...program.calls import Call, Ref
+from ...program.calls import Call, Ref, reads
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
 from ...traces import Array
@@ -233,8 +233,20 @@ def sources(around: Around) -> Iterator[Change]:
 def _names(around: Around, ref: Ref, other: Ref) -> Mapping[str, str]:
     label, said = read_otherwise(around, ref, other)
     back = f"{around.written} reads {told(around.rerun, ref)} instead of {told(around.rerun, other)}"
+    if _is_cast(around.rerun, ref, other):
+        label = "rope-precision" if around.in_tables else "dtype-rounding"
+        said, back = f"{said}, before it is rounded", f"{back}, behind where it is rounded"
     more = CHANGED if left_out(around, ref, other) else ""
     return {"label": label, "said": said, "undone": back, "undone_label": more}
+
+
+def _is_cast(rerun: Rerun, ref: Ref, other: Ref) -> bool:
+    """Whether one value is another one rounded."""
+    ops = list[str]()
+    while ref != other and ref.node in rerun.calls and base(rerun.calls[ref.node]) in MOVES:
+        ops.append(base(rerun.calls[ref.node]))
+        ref = reads(rerun.calls[ref.node])[0] if reads(rerun.calls[ref.node]) else other
+    return ref == other and "_to_copy" in ops
 
 
 def read_otherwise(around: Around, old: Ref, new: Ref) -> tuple[str, str]:

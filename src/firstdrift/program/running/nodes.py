@@ -113,7 +113,7 @@ class Nodes:
         self._check(number, call, results)
         if number not in self._kept:
             return results
-        return [_as_cast(tensor, type_) for tensor, type_ in zip(results, call.results, strict=True)]
+        return [as_cast(tensor, type_) for tensor, type_ in zip(results, call.results, strict=True)]
 
     def _check(self, number: int, call: Call, results: Values) -> None:
         """What a program says of its results must be true, or what reads them would be misled."""
@@ -218,7 +218,7 @@ class Nodes:
         return rest(decoded(call.args, value, exact=self._exact), given[1])
 
 
-def _as_cast(tensor: torch.Tensor, type_: Type | None) -> torch.Tensor:
+def as_cast(tensor: torch.Tensor, type_: Type | None) -> torch.Tensor:
     """A tensor in float64 with the digits that a shorter dtype leaves it."""
     kind = None if type_ is None else TORCH_DTYPES.get(type_.dtype)
     return tensor if kind is None or kind not in LIFTED else tensor.to(kind).to(tensor.dtype)
