@@ -23,7 +23,7 @@ from .differing import differences
 from .from_below import WORK, Level, Sides, as_recorded, of_ours, of_theirs
 from .grafted import CALLS
 from .grafting import smallest_graft
-from .naming import CHANGED, additional_label
+from .naming import CHANGED, additional_label, more_label
 from .search import changes_that_fit
 from .telling import length, told_of
 from .trying import Question, Trial, Tried, apart, size
@@ -93,7 +93,8 @@ def _read_elsewhere(asked: Asked) -> Answer | None:
     number = narrowing.telling_call(theirs, theirs.target)
     name = ".".join(part for part in (first.name, first.port) if part)
     said = f"{asked.site.name} reads {call_told(theirs, number)} ({line_of(theirs, number)}) instead of {name}"
-    return Answer(CHANGED, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
+    label = more_label(Around(theirs, number))
+    return Answer(label, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
 
 
 def _piece(asked: Asked) -> Piece | None:

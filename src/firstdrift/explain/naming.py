@@ -422,3 +422,10 @@ def additional_label(op: str, around: Around) -> str:
     if op in ("mul", "div"):
         return factor_label(around)
     return ADDED.get(op, CHANGED)
+
+
+def more_label(around: Around) -> str:
+    """What it is called if a module is handed what a call makes of what it should be handed."""
+    if around.op in ("add", "sub"):
+        return "offset" if len(around.tensors) == 1 else "residual-source"
+    return "scale" if around.op in ("mul", "div") and len(around.tensors) == 1 else CHANGED
