@@ -14,6 +14,7 @@ from firstdrift.program.calls import Call, Ref
 from firstdrift.program.changes import with_changes
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
+from firstdrift.program.running.unchecked import refuse_long
 
 OUT, BEFORE = fd.Site(0, "fwd", "head", "out"), fd.Site(0, "fwd", "lift", "out")
 STARTS = {BEFORE, fd.Site(0, "weight", "head", "weight"), fd.Site(0, "weight", "head", "bias")}
@@ -114,6 +115,15 @@ def test_what_no_gradient_goes_through_says_so(tmp_path):
     cut = Cuts(found.step, {BEFORE}.__contains__).at(fd.Site(0, "fwd", "head", "in.0"))
     with pytest.raises(NotReplayableError, match="cannot be differentiated"):
         Interpreter(found.step, found.trace).derivative(cut, [found.step.sites[BEFORE]], np.ones((5, 6), np.float32))
+
+
+def test_a_changed_call_does_not_count_to_what_is_no_size():
+    for args in ((10**9,), (0, 1e12), (5, 10**9, 1)):
+        with pytest.raises(NotReplayableError, match="would count to"):
+            refuse_long(Call("aten.arange.default", args, {}, ()))
+    for args in ((100,), (0, 1e12, 1e9), ()):
+        refuse_long(Call("aten.arange.default", args, {}, ()))
+    refuse_long(Call("aten.add.Tensor", (Ref(0), 10**9), {}, ()))
 
 
 def test_a_change_that_is_no_program_is_refused(tmp_path):

@@ -118,7 +118,7 @@ def _of_factor(change: Change, around: Around) -> str | None:
 def _is_correction(around: Around, before: float, parameters: Mapping[str, Any]) -> bool:
     """Whether a number is what moments are divided by, or holds it."""
     some = _corrections(around.rerun, 1 if plain_op(around) == "div" else 2)
-    return _is_one_of(before, some) or _is_uncorrected(around.rerun, before, parameters)
+    return _is_one_of(before, some) or (not _makes_state(around) and _is_uncorrected(around.rerun, before, parameters))
 
 
 def _of_moved(around: Around, before: float, first: str | None) -> str | None:

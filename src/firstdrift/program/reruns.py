@@ -32,7 +32,7 @@ from .running.nodes import Nodes, Tensors, as_cast
 from .running.not_replayable import NotReplayableError
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import TORCH_DTYPES, lifted
-from .running.unchecked import refuse_unfit
+from .running.unchecked import refuse_long, refuse_unfit
 
 UNFELT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})  # settings of storage
 AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
@@ -232,6 +232,7 @@ class Rerun:
         last: list[torch.Tensor] = []
         for at, call in enumerate(fragment.calls):
             refuse_unfit(call, own, self.calls.get(number), self._values.__getitem__)
+            refuse_long(call)
             last = self._as_meant(number, call, _called(call, own, self.exact))
             made |= {Ref(-1 - at, place): one for place, one in enumerate(last)}
         results = [own(ref) for ref in fragment.results] or last

@@ -15,6 +15,8 @@ from .not_replayable import NotReplayableError
 PREFIXES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "_cudnn", "cudnn", "mkldnn", "miopen")
 MASKS = ("attn_mask", "attn_bias")
 
+MOST_COUNTED = 1 << 22  # numbers, in a row
+
 Shape = tuple[int, ...]
 
 
@@ -31,6 +33,18 @@ def refuse_unfit(call: Call, value: Callable[[Ref], Any], recorded: Call | None,
     for place, shape in shapes.items():
         if shape != before.get(place) and not (place not in before and _is_mask(place, shape, before)):
             raise NotReplayableError(f"{call.op} checks nothing, and {place} has another shape than was recorded")
+
+
+def refuse_long(call: Call) -> None:
+    """Raise where a changed call would count up to a number that is no size: that could fill the memory."""
+    if call.op.split(".")[1] != "arange":
+        return
+    numbers = [float(one) for one in call.args[:3] if isinstance(one, int | float)]
+    start, end, step = (
+        (0.0, *numbers, 1.0) if len(numbers) == 1 else (*numbers, 1.0)[:3] if numbers else (0.0, 0.0, 1.0)
+    )
+    if abs(end - start) > MOST_COUNTED * abs(step):
+        raise NotReplayableError(f"{call.op} would count to {end:g}")
 
 
 def _shapes(call: Call, value: Callable[[Ref], Any]) -> dict[int | str, Shape]:
