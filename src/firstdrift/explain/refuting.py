@@ -24,6 +24,7 @@ from ..program.running.not_replayable import NotReplayableError
 from ..sites import Site
 from ..traces import Array
 from .asked import Asked
+from .rows import PART
 from .trying import Question, Trial, Tried, apart
 
 STEPS = frozenset({"optim", "weight_after"})  # what one rule makes of every parameter
@@ -44,7 +45,8 @@ class Elsewhere:
 
     def refutes(self, tried: Tried) -> bool:
         """Whether a tensor that the same lines make, and that drifts, is another one with the same change."""
-        is_step = self.asked.site.phase in STEPS
+        parts = (call.part for number in tried.change.edit if (call := tried.rerun.calls.get(number)) is not None)
+        is_step = self.asked.site.phase in STEPS and all(part == PART for part in parts)
         if not (tried.change.free or is_step) or self.asked.piece is not None:
             return False
         return any(self._contradicts(tried, rerun, question) for rerun, question in self._trials)

@@ -11,6 +11,7 @@ from ...program.edits import local, made_by
 from ..around import Around, Change
 from ..naming import NORMS, ROOTS, axes_label
 
+SQUARES = frozenset({"square", "pow", "mul"})
 MOST_PADS = 64  # ways to divide padding between two ends
 REDUCTIONS: Mapping[str, str] = {
     "mean": "mean.dim",
@@ -40,8 +41,19 @@ def reductions(around: Around) -> Iterator[Change]:
             label = "pool-mode" if "amax" in (name, around.op) and len(shape) == 4 else _scale_of(around, name)
             edit = around.instead(made_by(op, x, dims, keep))
             yield Change(name, label, f"{name} instead of {around.written}", edit, 4.0, parameters={"operation": name})
+    if around.op == "mean" and SQUARES & around.preceding:
+        yield from _by_one_less(around, prod(shape[axis] for axis in (dim % len(shape) for dim in dims)))
     if keep and axes == [len(shape) - 1] and around.op in ("mean", "sum", "amax") and around.kind == "f":
         yield from _in_groups(around, x, shape)
+
+
+def _by_one_less(around: Around, count: int) -> Iterator[Change]:
+    """A mean of squares is divided by one less than there are."""
+    if count > 1:
+        edit = around.then("mul.Tensor", count / (count - 1))
+        said = f"the sum of {count} squares is divided by {count - 1}"
+        back = f"the sum of {count} squares is divided by {count} instead of {count - 1}"
+        yield Change("one less", "batchnorm-unbiased", said, edit, 4.0, undone=back)
 
 
 def _scale_of(around: Around, name: str) -> str:

@@ -31,6 +31,7 @@ from ..values import name_of, told
 
 FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
 GATES = (3, 4)  # blocks of a recurrent layer's weights
+PIECES = frozenset({"slice", "narrow", "getitem"})
 MOST_EXCHANGED = 64  # pairs of values made alike
 MOST_READ = 24  # tensors of one shape, beyond which none is read in the place of another
 TRIVIAL = MOVES | {"arange", "zeros", "ones", "full", "scalar_tensor", "empty"}
@@ -290,24 +291,31 @@ def _in_place_of(item: Any, there: Mapping[Ref, Ref]) -> Any:
 
 
 def conjugates(rerun: Rerun) -> Iterator[Change]:
-    """The halves of the last axis are interleaved in what is read and in what is made: pairs of a rotation."""
-    if rerun.target.node not in rerun.calls:
-        return
-    shape = rerun.shape(rerun.target)
-    if not shape or shape[-1] % 2 or shape[-1] < 4 or rerun.kind(rerun.target) != "f":
+    """The halves of the last axis are interleaved in what is read and in what is made: pairs of a rotation, of all of
+    the axis or of the part of it that is turned."""
+    if rerun.target.node not in rerun.calls or rerun.target.at or rerun.target in rerun.given:
         return
     last = Around(rerun, rerun.target.node)
-    if rerun.target.at or rerun.target in rerun.given:
-        return
-    there = (*shape[:-1], 2, -1), (*shape[:-1], -1, 2)
-    for ref in rerun.given:
-        if rerun.shape(ref) != shape or last.number in rerun.readers[ref]:
+    parts = [Around(rerun, ref.node) for ref in last.tensors if ref.node in rerun.calls] if last.op == "cat" else []
+    for end in (last, *parts):
+        shape = end.shape
+        if not shape or shape[-1] % 2 or shape[-1] < 4 or end.kind != "f" or len(end.call.results) != 1:
             continue
-        for one, back in (there, there[::-1]):
-            calls = (made_by("reshape.default", ref, one), made_by("transpose.int", local(0), -1, -2),
-                     made_by("reshape.default", local(1), shape))  # fmt: skip
-            behind = (last.call, made_by("reshape.default", local(0), back), made_by("transpose.int", local(1), -1, -2),
-                      made_by("reshape.default", local(2), shape))  # fmt: skip
-            edit = {**_reading(rerun, ref, calls), last.number: Fragment(behind)}
-            said = "pairs are neighbours instead of halves, or the other way round"
-            yield Change("pairs", interleave_label(last), said, edit, 5.0)
+        begun = [Ref(one) for one, call in rerun.calls.items() if base(call) in PIECES] if parts else []
+        for ref in (*rerun.given, *begun):
+            if rerun.shape(ref) == shape and end.number not in rerun.readers[ref]:
+                yield from _conjugated(rerun, ref, end)
+
+
+def _conjugated(rerun: Rerun, ref: Ref, end: Around) -> Iterator[Change]:
+    """The halves of a value interleaved, and those of what is made of it the other way round."""
+    shape = end.shape
+    there = (*shape[:-1], 2, -1), (*shape[:-1], -1, 2)
+    for one, back in (there, there[::-1]):
+        calls = (made_by("reshape.default", ref, one), made_by("transpose.int", local(0), -1, -2),
+                 made_by("reshape.default", local(1), shape))  # fmt: skip
+        behind = (end.call, made_by("reshape.default", local(0), back), made_by("transpose.int", local(1), -1, -2),
+                  made_by("reshape.default", local(2), shape))  # fmt: skip
+        edit = {**_reading(rerun, ref, calls), end.number: Fragment(behind)}
+        said = "pairs are neighbours instead of halves, or the other way round"
+        yield Change("pairs", interleave_label(end), said, edit, 5.0, undone=said)
