@@ -1,4 +1,4 @@
-"""What two programs show by their calls alone: a path of a gradient, calls that follow, the few that differ."""
+"""What two programs show by their calls alone: a path of a gradient, and calls that follow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import numpy as np
 from ..program.reruns import Rerun
 from . import chains, paths
 from .asked import Answer, Asked
-from .laid_over import differing_calls
-from .naming import CHANGED
 from .narrowing import Lined
 from .values import line_of
 
@@ -48,19 +46,4 @@ def goes_on(asked: Asked, lined: Lined) -> Answer | None:
     place = line_of(lined.ours, lined.ours.target.node)
     return Answer(
         label, f"{place}: {said}" if place else said, {"more": count}, asked.found, 0.0, 4.0 * count, 0, both=True
-    )
-
-
-def laid_over(asked: Asked, lined: Lined) -> Answer | None:
-    """The few calls in which both programs differ, laid over each other."""
-    some = differing_calls(lined)
-    if not some:
-        return None
-    first = next((one for one in some if one.label != CHANGED), some[0])
-    places = [line_of(lined.ours, one.at) for one in some if one.at in lined.ours.order]
-    place = next((one for one in places if one), None)
-    said = "; ".join(one.said for one in some)
-    count = {"differences": len(some)}
-    return Answer(
-        first.label, f"{place}: {said}" if place else said, count, asked.found, 0.0, 8.0 * len(some), 0, both=True
     )

@@ -16,7 +16,7 @@ from . import narrowing
 from .aligned import Aligned, aligned
 from .around import Around, Change, base
 from .asked import Answer, Asked
-from .by_structure import by_path, goes_on, laid_over, stays
+from .by_structure import by_path, goes_on, stays
 from .chains import ends_earlier
 from .changes.tables import exchanged_tables
 from .differing import differences
@@ -151,7 +151,7 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 
 def _at_level(asked: Asked, level: Level) -> Answer | None:
     """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
-    first value that differs; else the few calls in which the two programs differ, one laid over the other."""
+    first value that differs."""
     ours, question, lined = level.ours, level.question, level.lined
     trial = Trial(ours, question, NARROW_WORK)
     tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
@@ -182,14 +182,10 @@ def _chained(asked: Asked, lined: narrowing.Lined, trial: Trial) -> Answer | Non
 def _said(
     asked: Asked, lined: narrowing.Lined, found: Sequence[Tried], narrows: Sequence[narrowing.Narrow]
 ) -> Answer | None:
-    """The change that was found; where none was, or a number was fitted, the few calls in which both differ."""
-    answered = replace(told_of(found, lined, narrows), predicted=asked.found, both=True) if found else None
-    if answered is not None and not answered.free:
-        return answered
-    laid = laid_over(asked, lined)
-    if laid is None and answered is None and narrows:
-        return _called_instead(asked, lined, narrows[0])
-    return laid or answered
+    """The change that was found; where none was, what the candidate calls in the place of what the reference calls."""
+    if found:
+        return replace(told_of(found, lined, narrows), predicted=asked.found, both=True)
+    return _called_instead(asked, lined, narrows[0]) if narrows else None
 
 
 def _narrowly(
