@@ -126,6 +126,21 @@ def all_turned(parts, x):
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
 
+def pairs_of(count, neighbours):
+    def made(parts, x):
+        angles = torch.outer(torch.arange(6.0), 100.0 ** (-torch.arange(0, count, 2) / count))
+        y, cos, sin = parts["lin"](x), angles.cos(), angles.sin()
+        if not neighbours:
+            own, half = y[..., :count], count // 2
+            turned = torch.cat((-own[..., half:], own[..., :half]), -1)
+            return torch.cat((own * cos.repeat(1, 2) + turned * sin.repeat(1, 2), y[..., count:]), -1)
+        a, b = y[..., 0:count:2], y[..., 1:count:2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        return torch.cat((turned, y[..., count:]), -1)
+
+    return made
+
+
 def linear(size):
     return lambda: nn.Linear(WIDTH, size)
 
@@ -136,6 +151,7 @@ FORWARD = {
     "another function": (routed, routed_by_sigmoids, {"gate": linear(4)}, "activation-variant", "instead of softmax"),
     "an edge": (masked, masked_one_further, {"qkv": linear(3 * WIDTH)}, "window-off-by-one", ""),
     "a divisor": (table, table_to_the_end, {"lin": linear(WIDTH)}, "frequency-table", "divided by 7 instead of 8"),
+    "pairs of a part": (pairs_of(8, False), pairs_of(8, True), {"lin": linear(WIDTH)}, "rope-interleave", "neighbours"),
     "a width": (turned(8), all_turned, {"lin": linear(WIDTH)}, "rope-partial", "8 frequencies instead of 4"),
 }
 
@@ -214,7 +230,7 @@ class ByHand(torch.optim.Optimizer):
         else:
             p.mul_(1 - group["lr"] * group["weight_decay"])
         state["count"] = state.get("count", torch.tensor(0.0)) + 1
-        count = state["count"].item()
+        count = state["count"].item() + (self.way == "miscounted")
         m = state.setdefault("exp_avg", torch.zeros_like(p)).mul_(one).add_(g, alpha=1 - one)
         v = state.setdefault("exp_avg_sq", torch.zeros_like(p)).mul_(two).addcmul_(g, g, value=1 - two)
         v = v / (1 - two**count)
@@ -226,6 +242,7 @@ STEPS = {
     "coupled": ("weight-decay-coupling", "the candidate adds mul(lin.weight, 0.1)"),
     "clipped": ("gradient-scale", "0.25"),
     "under": ("optimizer-eps", "add comes before sqrt"),
+    "miscounted": ("optimizer-bias-correction", "the count of steps is 2 instead of 1"),
     "uncorrected": ("optimizer-bias-correction", "-0.01 instead of -0.1"),
 }
 

@@ -96,9 +96,12 @@ def _alike(asked: Asked) -> Iterator[Site]:
 
 
 def _moved(edit: Edit, ours: Rerun, other: Rerun) -> Edit | None:
-    """The same change of the calls that the same lines make; None where there are none, or where it holds numbers of
-    this tensor alone."""
+    """The same change of the calls that the same lines make; None where there are none with the same numbers, or where
+    it holds numbers of this tensor alone."""
     places = _places(ours, other)
+    moved = [(number, places[Ref(number)].node) for number in edit if Ref(number) in places]
+    if any(_numbers(ours.calls[one]) != _numbers(other.calls[two]) for one, two in moved if one in ours.calls):
+        return None
 
     def ref(item: Any) -> Any:
         if isinstance(item, np.ndarray):
@@ -134,6 +137,10 @@ def _places(ours: Rerun, other: Rerun) -> dict[Ref, Ref]:
             for one, two in zip(reads(mine), reads(its), strict=True):
                 found.setdefault(one, two)
     return found
+
+
+def _numbers(call: Call) -> list[object]:
+    return [one for one in (*call.args, *call.kwargs.values()) if isinstance(one, int | float)]
 
 
 def _by_line(rerun: Rerun) -> Iterator[tuple[object, int]]:

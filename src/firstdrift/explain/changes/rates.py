@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice, product
 from math import isfinite, sqrt
 from typing import Any
 
 from ...program.edits import Edit
 from ...program.reruns import Rerun
 from ..around import Around
+from ..step_names import PARAMETER, role
 from .numbers import Constant, constants
 
 NEAR = 1e-6  # relative: what a number may be off the way in which it was computed
+MOST_WAYS = 12  # to take numbers together that come of several ways each
 LABELS: Mapping[str, str] = {
     "lr": "optimizer-lr", "decay": "weight-decay-coupling", "one": "optimizer-momentum", "two": "optimizer-momentum",
     "count": "optimizer-bias-correction",
@@ -34,10 +37,9 @@ def rates(rerun: Rerun) -> Iterator[Constant]:
     every = [_settings(group, rerun.step.number + 1) for group in groups]
     for settings in every:
         for name in settings:
-            found = [
-                [(one, some[at]) for one in known if (some := _found(one.value, name, settings))] for at in (-1, 0)
-            ]
-            for follow in found if found[0] != found[1] else found[:1]:  # one number may come of two ways by chance
+            ways = [(one, some) for one in known if (some := _found(one, name, settings))]
+            for taken in islice(product(*(some for _, some in ways)), MOST_WAYS):  # a number may come of two by chance
+                follow = [(one, way) for (one, _), way in zip(ways, taken, strict=True)]
                 if len({one.around.number for one, _ in follow}) > 1:
                     edit, label = partial(_edit, follow, name, settings), partial(LABELS.__getitem__, name)
                     phrase = f"{NAMES.get(name, name)} is {{}}"
@@ -70,13 +72,16 @@ def _ways(now: Settings) -> Iterator[tuple[str, float]]:
     yield "lr one two count", lr * sqrt(max(second, 0.0)) / first if first else 0.0
 
 
-def _found(value: float, name: str, settings: Settings) -> list[tuple[int, float]]:
-    """The ways that give a number, of those that a setting takes part in, and its sign."""
-    return [
-        (at, 1.0 if value * made > 0 else -1.0)
+def _found(one: Constant, name: str, settings: Settings) -> list[tuple[int, float]]:
+    """The ways that give a number, of those that a setting takes part in, and its sign; with the rate first where it is
+    the parameter that is moved."""
+    is_moved = role(one.around.rerun, one.around.tensors[0]) == PARAMETER if one.around.tensors else False
+    found = [
+        (("lr" in names) != is_moved, at, 1.0 if one.value * made > 0 else -1.0)
         for at, (names, made) in enumerate(_ways(settings))
-        if name in names.split() and made and abs(abs(value) - abs(made)) <= NEAR * abs(made)
+        if name in names.split() and made and abs(abs(one.value) - abs(made)) <= NEAR * abs(made)
     ]
+    return [(at, sign) for _, at, sign in sorted(found)]
 
 
 def _edit(follow: Sequence[tuple[Constant, tuple[int, float]]], name: str, settings: Settings, value: float) -> Edit:
