@@ -283,7 +283,7 @@ def not_updated(evidence: Evidence) -> Iterator[Finding]:
     alike = [one for one in others if _kind(evidence, one) == _kind(evidence, site) and _state(one) == _state(site)]
     known = [(one, both) for one in alike if (both := evidence.around.recorded(one)) is not None]
     still = sum(_is_still(evidence, one, both[1]) for one, both in known if np.any(both[0]))
-    kind, more = _kind(evidence, site), f", nor {still} of {len(known)} others" if known else ""
+    kind, more = _kind(evidence, site), f", nor {still} of {len(known)} others" if still else ""
     by = "the candidate" if kind == "buffer" else "the candidate's optimizer"
     yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found)
 
