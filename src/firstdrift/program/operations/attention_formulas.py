@@ -101,7 +101,8 @@ def _rope(x: Tensors, w: Weights, s: Any) -> Tensor:
 
 
 def _frequencies(s: Any, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    found = 1.0 / (s.theta ** (torch.arange(0, size, 2, dtype=dtype, device=device) / size))
+    step = s.theta ** torch.full((), -2 / size, dtype=dtype, device=device)  # engines multiply by it again and again
+    found = step ** torch.arange(size // 2, dtype=dtype, device=device)
     if s.divisors is not None:
         return torch.stack([found[at] / one for at, one in enumerate(s.divisors)])
     if s.scaling == "linear":
