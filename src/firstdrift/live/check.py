@@ -154,7 +154,7 @@ def _checked(
         results,
         list(case.items.values()),
         compared,
-        lambda site: site not in lost,
+        lambda site: site not in lost and site.name not in names.refuted,
         why if explain else None,
         notes,
         case.settings,
@@ -166,7 +166,7 @@ def _checked(
 def _judged(ours: Trace, raw: Trace, names: Names, finest: float) -> Judged:
     """One pair of traces, judged as `fd.diff` judges them."""
     theirs = names.renamed(raw)
-    aligned = align(ours, theirs, prefixes=False)
+    aligned = align(ours, theirs, prefixes=False, refuted=names.refuted)
     alignment = replace(aligned, pairs=as_stored(aligned.pairs, ours, theirs))
     measured = list(measure_pairs(alignment.pairs, ours, theirs))
     program = read_program(raw)

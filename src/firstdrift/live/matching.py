@@ -32,6 +32,7 @@ class Names:
     how: Mapping[str, str]
     ports: Mapping[tuple[str, str], str]
     axes: Mapping[tuple[str, str], Transform] = field(default_factory=dict)
+    refuted: frozenset[str] = frozenset()  # the reference's, whose one likely counterpart has other numbers
 
     def renamed(self, candidate: Trace) -> Trace:
         """The candidate's trace under the reference's names, and with its parameters along the reference's axes."""
@@ -64,16 +65,17 @@ def match(
     some may not have run. `name_map` gives the reference's name of each of the candidate's: the other way round than a
     map file, where the reference's stand first."""
     ours, theirs = Outline(reference), Outline(candidate)
+    refuted = frozenset[str]()
     if name_map is not None:
         check_map(name_map, *known)
         found = {"": "", **{name: other for name, other in name_map.items() if name in theirs.names}}
         how = dict.fromkeys(found, "map")
     else:
-        found, how = _by_themselves(ours, theirs)
+        found, how, refuted = _by_themselves(ours, theirs)
     for name in theirs.names:
         if name not in found:
             found[name] = name + UNMATCHED if name in ours.names else name
-    return Names(found, how, _ports(ours, theirs, {found[name]: name for name in how}))
+    return Names(found, how, _ports(ours, theirs, {found[name]: name for name in how}), refuted=refuted)
 
 
 def check_map(name_map: Mapping[str, str], ours: Iterable[str], theirs: Iterable[str]) -> None:
@@ -90,11 +92,12 @@ def check_map(name_map: Mapping[str, str], ours: Iterable[str], theirs: Iterable
         raise SelectionError(f"name_map: {twice[0]!r} is given to two modules of the candidate; give it to one")
 
 
-def _by_themselves(ours: Outline, theirs: Outline) -> tuple[dict[str, str], dict[str, str]]:
-    """The candidate's modules with the reference's: those of one name, and what evidence tells of all others."""
+def _by_themselves(ours: Outline, theirs: Outline) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+    """The candidate's modules with the reference's: those of one name, and what evidence tells of all others; and
+    those of the reference that it speaks against."""
     equal = {name: name for name in theirs.names if name in ours.names}
     if len(equal) == len(ours.names) == len(theirs.names):
-        return equal, dict.fromkeys(equal, "name")
+        return equal, dict.fromkeys(equal, "name"), frozenset()
     told = correspond(ours, theirs)
     unnamed = correspond(ours, theirs, names=False)
     lying = lying_names(equal, unnamed)
@@ -108,7 +111,7 @@ def _by_themselves(ours: Outline, theirs: Outline) -> tuple[dict[str, str], dict
     for (name, _), ((other, _), _) in told.by_parameter.items():  # of modules that did not run
         if other not in found and name not in found.values():
             found[other], how[other] = name, "weights"
-    return found, how
+    return found, how, told.refuted - set(found.values())
 
 
 def _ports(ours: Outline, theirs: Outline, names: Mapping[str, str]) -> dict[tuple[str, str], str]:

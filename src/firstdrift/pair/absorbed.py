@@ -25,7 +25,10 @@ UNREAD = "a further result, which nothing reads; what else is returned was compa
 class Absorbing:
     """Which of the reference's sites without a counterpart are explained."""
 
-    def __init__(self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace) -> None:
+    def __init__(
+        self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace, refuted: Collection[str] = ()
+    ) -> None:  # fmt: skip
+        self.refuted = refuted  # modules that the candidate may have, with other numbers
         self.trace = reference
         self.pairs = pairs
         self.records = {record.site: record for record in reference.records}
@@ -173,7 +176,11 @@ class Absorbing:
 
     def _has_run(self, site: Site) -> bool:
         """Whether the candidate recorded such a module itself, or this result of another call: it is no step inside."""
-        return (site.step, site.name) in self.ran or (site.step, site.name, site.port) in self.ported
+        return (
+            site.name in self.refuted
+            or (site.step, site.name) in self.ran
+            or (site.step, site.name, site.port) in self.ported
+        )
 
 
 def _tied(trace: Trace) -> dict[Site, Site]:
@@ -187,13 +194,17 @@ def _tied(trace: Trace) -> dict[Site, Site]:
 
 
 def explained(
-    items: Iterable[Unmatched], reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace
+    items: Iterable[Unmatched],
+    reference: Trace,
+    pairs: Mapping[Site, Pair],
+    candidate: Trace,
+    refuted: Collection[str] = (),
 ) -> tuple[list[Unmatched], list[Unmatched]]:
     """What stays without a counterpart, and what is absorbed, with its reason."""
     waiting = list(items)
     if not waiting:
         return [], []
-    absorbing = Absorbing(reference, pairs, candidate)
+    absorbing = Absorbing(reference, pairs, candidate, refuted)
     absorbing.explain([item.site for item in waiting])
     left = [item for item in waiting if item.site not in absorbing.known]
     return left, [Unmatched(item.site, why) for item in waiting if (why := absorbing.why(item.site)) is not None]

@@ -62,13 +62,15 @@ class Selection:
 
 def align(
     reference: Trace, candidate: Trace, *, mapping: Mapping | None = None, selection: Selection | None = None,
-    units: Units | None = None, prefixes: bool = True,
+    units: Units | None = None, prefixes: bool = True, refuted: frozenset[str] = frozenset(),
 ) -> Alignment:  # fmt: skip
     """Pair every reference site that has a counterpart; list what is left over on either side, with reasons.
 
-    Without `prefixes`, names are taken to be matched already: what is called differently is something else.
+    Without `prefixes`, names are taken to be matched already: what is called differently is something else. `refuted`
+    are modules that are computed inside nothing else, because the candidate may have them, with other numbers.
     """
     aligner = _Aligner(_expanded(reference), _expanded(candidate), mapping, selection or Selection())
+    aligner.refuted = refuted
     aligner.selection.check({*aligner.ours, *aligner.theirs}, f"{reference.path} or {candidate.path}")
     if mapping is not None:
         mapping.check(aligner.ours, aligner.theirs)
@@ -111,6 +113,7 @@ class _Aligner:
         self.partial: set[tuple[int, int]] = set()  # samples compared, of how many
         self.renamed: dict[str, str] = {}  # reference names to candidate names, where they differ
         self.notes: list[str] = []
+        self.refuted: frozenset[str] = frozenset()  # modules whose one likely counterpart has other numbers
 
     def by_rule(self) -> None:
         """What the map says."""
@@ -149,6 +152,7 @@ class _Aligner:
             self.waiting[site] = pair.reference
             self.used -= {record.site for record in pair.candidate}
         self.notes += found.notes
+        self.refuted = found.translation.found.refuted
         for site in list(self.waiting):
             target = None if self._is_mapped(site) else found.translation.target(site)
             if target is None:
@@ -265,7 +269,7 @@ class _Aligner:
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
         ]
-        left, absorbed = explained(reference_only, reference, self.pairs, candidate)
+        left, absorbed = explained(reference_only, reference, self.pairs, candidate, self.refuted)
         dropped = [] if self.mapping is None else self.mapping.dropped(item.site for item in left)
         self.notes += dropped
         scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)

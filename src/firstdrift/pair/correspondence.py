@@ -48,6 +48,7 @@ class Correspondence:
     weights: Mapping[int, Found] = field(default_factory=dict)
     ambiguous: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # runs, and what they may be
     notes: tuple[str, ...] = ()
+    refuted: frozenset[str] = frozenset()  # modules of ours whose one likely counterpart has other numbers
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -89,7 +90,9 @@ def correspond(ours: Outline, theirs: Outline, *, names: bool = True) -> Corresp
         said = f"the two have nothing in common beyond the kind and shape of {len(pairs)} modules; none was matched"
         return Correspondence(ours, theirs, SameWeights(), notes=(said,) if ours.runs and theirs.runs else ())
     found = {a: Found(b, how, bits) for a, (b, how, bits) in weights.items()}
-    return Correspondence(ours, theirs, same, pairs, found, _open(likeness, pairs, names))
+    taken = {one.to for one in pairs.values()}
+    left = frozenset(ours.runs[a].name for a, b in refuted if a not in pairs and b not in taken)
+    return Correspondence(ours, theirs, same, pairs, found, _open(likeness, pairs, names), refuted=left)
 
 
 def _settled(likeness: Likeness, names: bool) -> dict[int, Found]:

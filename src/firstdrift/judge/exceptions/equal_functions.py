@@ -11,7 +11,8 @@ that no input reaches is simply wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,8 @@ class EqualFunctions:
         if replays.own is None:  # nobody knows how the candidate makes what is inside
             return weights
         made = [one for one in decided(self._chains, *DRIFTED) if one.phase in ("fwd", "agrad") and part.holds(one)]
-        return weights | {one for one in made if _is_own(one, self._case, replays)}
+        own = (one for one in made if _is_own(one, self._case, replays))
+        return weights | {one for one in own if one.phase == "agrad" or _shows(one, part, self._case, replays)}
 
     def _is_made_up_for(self, weight: Site, part: Part, replays: Replays) -> bool:
         """Whether a weight that differs is read, and its difference alone would show, or has no effect on anything."""
@@ -353,6 +355,34 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: flo
     except NotReplayableError:
         return None
     return worst
+
+
+def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
+    """Whether what the candidate has at a site inside a part would show in what the reference makes of it: something
+    else makes up for it then. What a closed gate hides is no other way to compute the same."""
+    sides, own = _sides(part, case, replays), replays.own_site(site)
+    if sides is None or own is None or site not in sides[0].step.sites:
+        return False
+    ours, theirs = sides[0], replace(sides[1], outputs=(own,))
+    given = _random_inputs(part, *sides, 0)
+    changed = replace(ours, inputs=(*ours.inputs, site))
+    try:
+        value = _run(theirs, 0, given[1], theirs.weights)
+        for at in range(len(ours.outputs)):
+            expected, found = (
+                _run(ours, at, given[0], ours.weights),
+                _run(changed, at, [*given[0], value], ours.weights),
+            )
+            excess = excess_of(expected, found, FLOAT32, partial(_as_expected, expected))
+            if excess is not None and not excess.times <= OUTWEIGHED:
+                return True
+    except NotReplayableError:
+        return False
+    return False
+
+
+def _as_expected(expected: Array, seed: int) -> Array:
+    return expected
 
 
 def _taken_further(ours: NDArray[np.float64], theirs: NDArray[np.float64], times: float) -> Array:

@@ -8,6 +8,7 @@ that the model gives, stays what it is.
 from __future__ import annotations
 
 from ...compare.result import CLEAN, Finding, Verdict, Why
+from ...errors import FormatError
 from ...program.calls import Step, reads
 from ...program.cuts import Cut
 from ...program.read_program import read_program
@@ -24,9 +25,14 @@ _DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
 def other_shapes(case: Case, chains: Chains) -> Findings:
     """Tensors of other shapes of which both sides make the same."""
     asked = [site for site in chains if _is_of_another_shape(site, case, chains)]
-    ours, theirs = read_program(case.reference), None if case.own is not None else read_program(case.candidate)
+    if not asked or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+        return {}
+    try:
+        ours, theirs = read_program(case.reference), None if case.own is not None else read_program(case.candidate)
+    except FormatError:
+        return {}
     own = case.own or (None if theirs is None else Own(theirs, case.candidate))
-    if not asked or ours is None or own is None or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+    if ours is None or own is None:
         return {}
     functions = Exercised(case, ours, own, alike(case, chains))
     with functions.replays.running():
