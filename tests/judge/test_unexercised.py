@@ -76,3 +76,11 @@ def test_a_relu_that_cut_something_off_is_a_drift(tmp_path):
 def test_dropout_in_evaluation_and_other_views_are_no_other_operation(tmp_path):
     sides = {"ref": Network(nn.Dropout(0.1)).eval(), "cand": Network(function=lambda x: x.reshape(-1, 16)).eval()}
     assert traced(tmp_path, **sides).exit_code == 0
+
+
+def test_another_slope_that_no_negative_number_showed_is_left_open(tmp_path):
+    def leaky(slope):
+        return lambda x: nn.functional.leaky_relu(x, slope)
+
+    sides = {name: Network(function=leaky(slope)) for name, slope in (("ref", 0.01), ("cand", 0.2))}
+    assert traced(tmp_path, **sides).exit_code == 2
