@@ -358,21 +358,20 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: flo
 
 
 def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
-    """Whether what the candidate has at a site inside a part would show in what the reference makes of it: something
-    else makes up for it then. What a closed gate hides is no other way to compute the same."""
-    sides, own = _sides(part, case, replays), replays.own_site(site)
-    if sides is None or own is None or site not in sides[0].step.sites:
+    """Whether other numbers at a site inside a part show in what the reference makes of them: what a closed gate hides
+    is no other way to compute the same."""
+    sides = _sides(part, case, replays)
+    if sides is None or site not in sides[0].step.sites:
         return False
-    ours, theirs = sides[0], replace(sides[1], outputs=(own,))
-    given = _random_inputs(part, *sides, 0)
+    ours = sides[0]
+    given = _random_inputs(part, *sides, 0)[0]
     changed = replace(ours, inputs=(*ours.inputs, site))
     try:
-        value = _run(theirs, 0, given[1], theirs.weights)
+        value = _run(replace(ours, outputs=(site,)), 0, given, ours.weights)
+        size = float(np.sqrt(np.mean(np.square(value)))) or 1.0
+        moved: Array = value + size * np.random.default_rng(0).standard_normal(value.shape)
         for at in range(len(ours.outputs)):
-            expected, found = (
-                _run(ours, at, given[0], ours.weights),
-                _run(changed, at, [*given[0], value], ours.weights),
-            )
+            expected, found = (_run(ours, at, given, ours.weights), _run(changed, at, [*given, moved], ours.weights))
             excess = excess_of(expected, found, FLOAT32, partial(_as_expected, expected))
             if excess is not None and not excess.times <= OUTWEIGHED:
                 return True
