@@ -367,9 +367,9 @@ def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
     given = _random_inputs(part, *sides, 0)[0]
     changed = replace(ours, inputs=(*ours.inputs, site))
     try:
-        value = _run(replace(ours, outputs=(site,)), 0, given, ours.weights)
+        value = wide(_run(replace(ours, outputs=(site,)), 0, given, ours.weights))
         size = float(np.sqrt(np.mean(np.square(value)))) or 1.0
-        moved: Array = value + size * np.random.default_rng(0).standard_normal(value.shape)
+        moved = value + size * np.random.default_rng(0).standard_normal(value.shape)
         for at in range(len(ours.outputs)):
             expected, found = (_run(ours, at, given, ours.weights), _run(changed, at, [*given, moved], ours.weights))
             excess = excess_of(expected, found, FLOAT32, partial(_as_expected, expected))
