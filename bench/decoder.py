@@ -18,13 +18,12 @@ from ratios import Row, median_ratio
 from safetensors.torch import save_file
 from weights_loading import MIB, _available
 
-from firstdrift.decoder.config import PRESETS
+from firstdrift.core.stages import WHOLE_MODEL
 from firstdrift.decoder.config_json import to_config
+from firstdrift.decoder.decoder_config import PRESETS
+from firstdrift.decoder.decoder_layers import OFF, Taps
 from firstdrift.decoder.model import Decoder, initialise
-from firstdrift.decoder.native import NativeTrace
-from firstdrift.decoder.recording import Selection, StageFiles
-from firstdrift.decoder.taps import OFF, Taps
-from firstdrift.stages import WHOLE_MODEL
+from firstdrift.decoder.stage_recording import NativeTrace, Selection, StageFiles
 
 MEDIUM = replace(  # SmolLM2-135M with fewer layers and tokens
     PRESETS["llama-370m"], vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
@@ -112,7 +111,7 @@ def memory(directory: Path) -> Iterator[Row]:
     size = sum(tensor.nbytes for tensor in state.values()) / MIB
     del state
     code = (
-        "import re, sys, threading, time, torch\nfrom firstdrift.decoder.loading import load_decoder\n"
+        "import re, sys, threading, time, torch\nfrom firstdrift.decoder.engines import load_decoder\n"
         "def anonymous(): return int(re.search(r'RssAnon:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) / 1024\n"
         "base = peak = anonymous()\ndone = False\n"
         "def watch():\n    global peak\n    while not done: peak = max(peak, anonymous()); time.sleep(0.002)\n"

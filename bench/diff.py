@@ -13,9 +13,9 @@ import numpy as np
 from ratios import Row, cpu_seconds, median_ratio
 
 import firstdrift as fd
-from firstdrift._kernels import measure
-from firstdrift.compare.measuring import THREADS
-from firstdrift.formats import native
+from firstdrift.judge.measure.measuring import THREADS
+from firstdrift.kernels import measure
+from firstdrift.store.formats import native_format
 
 FIRSTDRIFT = str(Path(sys.executable).with_name("firstdrift"))
 LAYERS, TOKENS = 30, 128  # of SmolLM2-135M, whose stages are then 258 MiB
@@ -26,7 +26,7 @@ ONE = "layer-0.attn_norm"  # the pair that a trace is cut to
 RUNS = 9
 
 MEMORY = r"""
-import re, sys, firstdrift as fd, firstdrift.comparison
+import re, sys, firstdrift as fd, firstdrift.compare.comparison
 def anonymous(): return int(re.search(r"RssAnon:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024
 peak = 0
 def advance(nbytes):
@@ -113,7 +113,7 @@ def _stages(path: Path, engine: str, dtype: str = "f32", command: tuple[str, ...
 
 def _cut(path: Path, target: Path) -> Path:
     """A trace cut to one pair."""
-    native.write(fd.open_trace(path).select([ONE]), target, overwrite=False, advance=lambda nbytes: None)
+    native_format.write(fd.open_trace(path).select([ONE]), target, overwrite=False, advance=lambda nbytes: None)
     return target
 
 

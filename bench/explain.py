@@ -14,10 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy reads it: threads 
 import numpy as np
 from ratios import Row
 
+from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence
 from firstdrift.explain.relations.hypotheses import explain
 from firstdrift.explain.relations.known import TABLE
-from firstdrift.sites import Site
 
 SECONDS, GIBIBYTES = 5.0, 1.0
 TOKENS, WIDTH, HEADS = 256, 1024, 16

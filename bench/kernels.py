@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from ratios import Clock, Row, best_ratio, median_ratio
 
-from firstdrift import _kernels
-from firstdrift._kernels import definition
-from firstdrift._kernels.threads import share
+from firstdrift import kernels
+from firstdrift.kernels import definition
+from firstdrift.kernels.threads import share
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -76,14 +76,14 @@ def against_comparators(size: str, pair: Pair, least: float) -> Iterator[Row]:
 
 def statistics(array: Array) -> Iterator[Row]:
     operations = partial(seven_operations, torch.from_numpy(array))
-    yield bar("statistics vs seven torch operations, 16 MiB", 10, partial(_kernels.stats, array), operations)
+    yield bar("statistics vs seven torch operations, 16 MiB", 10, partial(kernels.stats, array), operations)
 
 
 def small_tensors(pair: Pair) -> Iterator[Row]:
     """The cost of a call: a hundred of them, on 64 elements."""
     close, operations = assert_close(pair), partial(seven_operations, torch.from_numpy(pair[0]))
     yield bar("all measurements vs assert_close, 64 elements", 2, often(measured(pair)), often(close))
-    stats = partial(_kernels.stats, pair[0])
+    stats = partial(kernels.stats, pair[0])
     yield bar("statistics vs seven torch operations, 64 elements", 2, often(stats), often(operations))
 
 
@@ -106,7 +106,7 @@ def pair_of(mebibytes: int, dtype: np.dtype[Any] | None = None, noise: float = 1
 
 
 def measured(pair: Pair, **options: Any) -> Work:
-    return partial(_kernels.measure, *pair, **options)
+    return partial(kernels.measure, *pair, **options)
 
 
 def often(work: Work) -> Work:
@@ -141,7 +141,7 @@ def seven_operations(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def main() -> int:
-    if not _kernels.native_available():
+    if not kernels.native_available():
         print("the native kernel is not compiled here: python setup.py build_ext --inplace")
         return 2
     missed = 0

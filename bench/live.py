@@ -18,14 +18,13 @@ from pathlib import Path
 
 import torch
 
-from firstdrift.pretraining.continuing import resume
-from firstdrift.pretraining.preparing import Request, prepare
-from firstdrift.pretraining.running import Watch
-from firstdrift.pretraining.saving import Saved, all_checkpoints
-from firstdrift.pretraining.settings import Settings
-from firstdrift.pretraining.showing import run_json
-from firstdrift.pretraining.starting import Asked, start
-from firstdrift.pretraining.trainer import Step
+from firstdrift.pretrain.preparing import Request, prepare
+from firstdrift.pretrain.run_settings import Settings
+from firstdrift.pretrain.saving import Saved, all_checkpoints
+from firstdrift.pretrain.showing import run_json
+from firstdrift.pretrain.starting import Asked, resume, start
+from firstdrift.pretrain.trainer import Step
+from firstdrift.pretrain.training import Watch
 
 GOAL = 2.1  # nats a token that was held out: 2.03 was measured, and 2.63 before the first step
 NEVER = 1e-3  # a target that is not reached, so that all steps are done

@@ -13,7 +13,7 @@ from matching.scoring import Score, score
 from ratios import Row
 
 import firstdrift as fd
-from firstdrift.comparison import align_traces
+from firstdrift.compare.comparison import align_traces
 
 LAYERS = 200
 PARTS = ("norm", "q", "k", "v", "o", "norm2", "up", "act", "down", "sum")

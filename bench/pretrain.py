@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from ratios import Row, median_ratio
 
-from firstdrift.decoder.settings import DecoderConfig
-from firstdrift.pretraining.building import build_trainer
-from firstdrift.pretraining.log import Log
-from firstdrift.pretraining.progress import Progress
-from firstdrift.pretraining.running import Run
-from firstdrift.pretraining.settings import Settings
-from firstdrift.pretraining.stamps import stamp_of
-from firstdrift.pretraining.windows import cut
+from firstdrift.decoder.decoder_settings import DecoderConfig
+from firstdrift.pretrain.building import build_trainer
+from firstdrift.pretrain.data.windows import cut
+from firstdrift.pretrain.origins import stamp_of
+from firstdrift.pretrain.run_record import Log
+from firstdrift.pretrain.run_settings import Settings
+from firstdrift.pretrain.saving import Progress
+from firstdrift.pretrain.training import Run
 
 CONFIG = DecoderConfig(
     vocab_size=2048, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,

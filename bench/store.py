@@ -50,7 +50,7 @@ def writing(directory: Path) -> Iterator[Row]:
 
 def opening(directory: Path) -> Iterator[Row]:
     """Open and list 100,000 tensors, against json.loads of the same lines."""
-    from firstdrift.cli.show import listing
+    from firstdrift.cli.commands.show import listing
 
     path = directory / "many"
     with fd.Writer(path) as writer:
@@ -66,7 +66,7 @@ def opening(directory: Path) -> Iterator[Row]:
     ratio = median_ratio(open_and_list, lambda: [json.loads(line) for line in lines])
     yield Row("open and list 100,000 tensors, time against json.loads", ratio, 1.5, False)
     code = (
-        "import re, sys, firstdrift as fd\nfrom firstdrift.cli.show import listing\n"
+        "import re, sys, firstdrift as fd\nfrom firstdrift.cli.commands.show import listing\n"
         "trace = fd.open_trace(sys.argv[1]); text = listing(trace, trace.records)\n"
         r'print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1])'
     )
@@ -77,7 +77,7 @@ def opening(directory: Path) -> Iterator[Row]:
 def memory(directory: Path) -> Iterator[Row]:
     """Anonymous memory while writing and reading 1 GiB in tensors of 16 MiB, beyond what was there before."""
     code = r"""
-import re, sys, numpy as np, firstdrift as fd, firstdrift.opening, firstdrift.store.writer
+import re, sys, numpy as np, firstdrift as fd, firstdrift.compare.open_trace, firstdrift.store.writer
 def anonymous(): return int(re.search(r"RssAnon:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024
 tensor = np.ones(4 << 20, np.float32)
 base = peak = anonymous()

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 from ratios import Row, median_ratio
 
-from firstdrift.checkpoints.blocks import GEOMETRY, dequantize
-from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.weights.formats.quantized_blocks import GEOMETRY, dequantize
+from firstdrift.weights.writing import write_checkpoint
 
 MIB = 1 << 20
 
@@ -43,8 +43,8 @@ def memory(directory: Path) -> Iterator[Row]:
     """Anonymous memory while converting 1 GiB in tensors of 64 MiB, beyond what was there before."""
     code = r"""
 import re, sys, threading, time
-import firstdrift.checkpoints.conversion as conversion
-from firstdrift.checkpoints.writing import load_writer
+import firstdrift.weights.conversion as conversion
+from firstdrift.weights.writing import load_writer
 load_writer(sys.argv[3], ""); import ml_dtypes, safetensors
 if sys.argv[3] == "pt": import torch
 def anonymous(): return int(re.search(r"RssAnon:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024

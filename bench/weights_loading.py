@@ -46,7 +46,7 @@ def network(layers: int) -> nn.Module:
 
 
 def write(plain: Path, container: Path, layers: int) -> None:
-    from firstdrift.checkpoints.writing import write_checkpoint
+    from firstdrift.weights.writing import write_checkpoint
 
     torch.manual_seed(0)
     state = {name: torch.randn(value.shape).mul_(0.02).half() for name, value in network(layers).state_dict().items()}
@@ -67,7 +67,7 @@ def memory(directory: Path, checkpoint: Path, layers: int) -> Iterator[Row]:
         f"    return nn.Sequential(*(nn.ModuleDict(one()) for _ in range({layers}))).half()\n"
     )
     code = (
-        "import re, sys, threading, time, torch, firstdrift.loading.populating\n"
+        "import re, sys, threading, time, torch, firstdrift.weights.loading.load\n"
         "from click.testing import CliRunner\nfrom firstdrift.cli.main import cli\n"
         "def anonymous(): return int(re.search(r'RssAnon:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) / 1024\n"
         "base = peak = anonymous()\ndone = False\n"

@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.causality import causal_order, forward_names
-from firstdrift.records import Record
+from firstdrift.core.causality import causal_order, forward_names
+from firstdrift.core.records import Record
 
 
 def made(*said):

@@ -36,12 +36,13 @@ import pytest
 from click.testing import CliRunner
 
 import firstdrift as fd
-from firstdrift import dtypes, errors, records, sites, stages
+from firstdrift import errors
 from firstdrift.cli.main import COMMANDS, cli
-from firstdrift.formats.keys import PHASE_ALIASES
-from firstdrift.opening import BUILT_IN
-from firstdrift.records import parse_record
+from firstdrift.compare.open_trace import BUILT_IN
+from firstdrift.core import dtypes, records, sites, stages
+from firstdrift.core.records import parse_record
 from firstdrift.store import layout, writer
+from firstdrift.store.formats.site_keys import PHASE_ALIASES
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -471,7 +472,7 @@ def _options() -> set[str]:
 
 def _options_of_the_port() -> set[str]:
     """Those of the C port and of its PyTorch twin, which have command lines of their own."""
-    sources = ROOT / "src" / "firstdrift" / "kws"
+    sources = ROOT / "src" / "firstdrift" / "demo"
     return {o for name in ("main.c", "twin.py") for o in re.findall(r'"(--[a-z]+)"', (sources / name).read_text())}
 
 

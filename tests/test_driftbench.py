@@ -23,8 +23,8 @@ from driftbench.tables import list_cases, render  # noqa: E402
 from driftbench.verifying import float64_differences  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
+from firstdrift.demo.port import find_compiler, known_bugs  # noqa: E402
 from firstdrift.explain.labels import LABELS  # noqa: E402
-from firstdrift.kws.port import find_compiler, known_bugs  # noqa: E402
 
 CASES = all_cases()
 LIVE = [case for case in CASES if not is_port(case)]

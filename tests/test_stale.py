@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.stale import repeated_outputs
+from firstdrift.capture.stale import repeated_outputs
 
 X = np.arange(6, dtype=np.float32)
 

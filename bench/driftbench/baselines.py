@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstdrift import open_trace
-from firstdrift.compare.measuring import load_recorded
-from firstdrift.comparison import Opened, align_traces
+from firstdrift.compare.comparison import Opened, align_traces
+from firstdrift.core.traces import Trace
 from firstdrift.errors import FirstdriftError
+from firstdrift.judge.measure.measuring import load_recorded
 from firstdrift.pair.pairs import Pair, ReconcileError
-from firstdrift.traces import Trace
 
 from .asking import Answer, Recorded, diff_traces
 from .case import Place

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from firstdrift.kws.port import Port, find_bug
-from firstdrift.kws.twin import Run, export
+from firstdrift.demo.port import Port, find_bug
+from firstdrift.demo.twin import Run, export
 
 from .asking import Recorded
 from .case import Case

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from firstdrift.records import Record
+from firstdrift.core.records import Record
 
 from .rewriting import Engine, Name, rewrite
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import firstdrift as fd
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 from .rewriting import Engine, rewrite, scrambled
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import firstdrift as fd
-from firstdrift.comparison import align_traces
+from firstdrift.compare.comparison import align_traces
 from firstdrift.pair.arrangements import agrees
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import firstdrift as fd
-from firstdrift.records import Record
-from firstdrift.sites import Site
-from firstdrift.traces import Trace
+from firstdrift.core.records import Record
+from firstdrift.core.sites import Site
+from firstdrift.core.traces import Trace
 
 Name = tuple[str, str]  # a name and a port
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import firstdrift as fd
-from firstdrift.comparison import align_traces
+from firstdrift.compare.comparison import align_traces
 
 from .making import Made
 

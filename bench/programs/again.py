@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 import firstdrift as fd
-from firstdrift.dtypes import UNIT_ROUNDOFF
+from firstdrift.core.dtypes import UNIT_ROUNDOFF
 from firstdrift.errors import CaptureError
 from firstdrift.program.calls import Call, Program, Step
 from firstdrift.program.cuts import Cut, Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.process_settings import as_recorded
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 
 HERE = Path(__file__).parent
 COUNTS = ("calls", "made", "sites", "same")

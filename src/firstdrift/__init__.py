@@ -16,16 +16,24 @@ if TYPE_CHECKING:
     from .aprt import output_path as output_path
     from .aprt import read_stage_file as read_stage_file
     from .aprt import write_stage_file as write_stage_file
-    from .calibration import calibrate as calibrate
-    from .capture.calibration import Calibration as Calibration
-    from .capture.estimate import Estimate as Estimate
-    from .checking import check as check
-    from .compare.pair_rows import PairRow as PairRow
-    from .compare.result import Result as Result
-    from .compare.result import Verdict as Verdict
-    from .comparison import assert_same as assert_same
-    from .comparison import compare_pairs as compare_pairs
-    from .comparison import diff as diff
+    from .capture.answers import Calibration as Calibration
+    from .capture.answers import Estimate as Estimate
+    from .capture.tracing import estimate as estimate
+    from .capture.tracing import trace as trace
+    from .capture.tracing import trace_grads as trace_grads
+    from .capture.tracing import trace_weights as trace_weights
+    from .capture.tracing import traced_grads as traced_grads
+    from .compare.comparison import assert_same as assert_same
+    from .compare.comparison import compare_pairs as compare_pairs
+    from .compare.comparison import diff as diff
+    from .compare.open_trace import open_trace as open_trace
+    from .compare.sensitivity import Power as Power
+    from .compare.sensitivity import power as power
+    from .core.records import Record as Record
+    from .core.sites import Site as Site
+    from .core.stages import SavePlan as SavePlan
+    from .core.taps import tap as tap
+    from .core.traces import Trace as Trace
     from .errors import CaptureError as CaptureError
     from .errors import CaptureWarning as CaptureWarning
     from .errors import FirstdriftError as FirstdriftError
@@ -40,81 +48,73 @@ if TYPE_CHECKING:
     from .errors import TraceInUseError as TraceInUseError
     from .errors import VersionError as VersionError
     from .errors import WeightsError as WeightsError
-    from .loading.architecture import Architecture as Architecture
-    from .loading.architecture import read_architecture as read_architecture
-    from .loading.init_tensors import load_init_tensors as load_init_tensors
-    from .loading.populating import load_weights as load_weights
-    from .loading.populating import populate_from_init as populate_from_init
-    from .loading.proof import Arrival as Arrival
-    from .loading.proof import Loaded as Loaded
-    from .opening import open_trace as open_trace
-    from .pretraining.building import build_trainer_with_init as build_trainer_with_init
-    from .records import Record as Record
-    from .sensitivity import Power as Power
-    from .sensitivity import power as power
-    from .sites import Site as Site
-    from .stages import SavePlan as SavePlan
+    from .judge.measure.pair_rows import PairRow as PairRow
+    from .judge.measure.result import Result as Result
+    from .judge.measure.result import Verdict as Verdict
+    from .live.calibration import calibrate as calibrate
+    from .live.checking import check as check
+    from .pretrain.building import build_trainer_with_init as build_trainer_with_init
     from .store.writer import Writer as Writer
     from .sweeping.sweeps import sweep as sweep
-    from .taps import tap as tap
-    from .traces import Trace as Trace
-    from .tracing import estimate as estimate
-    from .tracing import trace as trace
-    from .tracing import trace_grads as trace_grads
-    from .tracing import trace_weights as trace_weights
-    from .tracing import traced_grads as traced_grads
+    from .weights.loading.architecture import Architecture as Architecture
+    from .weights.loading.architecture import read_architecture as read_architecture
+    from .weights.loading.load import load_init_tensors as load_init_tensors
+    from .weights.loading.load import load_weights as load_weights
+    from .weights.loading.load import populate_from_init as populate_from_init
+    from .weights.loading.proof import Arrival as Arrival
+    from .weights.loading.proof import Loaded as Loaded
 
 _HOME = {
-    "Architecture": "loading.architecture",
-    "Arrival": "loading.proof",
-    "Calibration": "capture.calibration",
+    "Architecture": "weights.loading.architecture",
+    "Arrival": "weights.loading.proof",
+    "Calibration": "capture.answers",
     "CaptureError": "errors",
     "CaptureWarning": "errors",
-    "Estimate": "capture.estimate",
+    "Estimate": "capture.answers",
     "FirstdriftError": "errors",
     "FormatError": "errors",
-    "Loaded": "loading.proof",
+    "Loaded": "weights.loading.proof",
     "NotATraceError": "errors",
     "NotFoundError": "errors",
-    "PairRow": "compare.pair_rows",
-    "Power": "sensitivity",
-    "Record": "records",
-    "Result": "compare.result",
-    "SavePlan": "stages",
+    "PairRow": "judge.measure.pair_rows",
+    "Power": "compare.sensitivity",
+    "Record": "core.records",
+    "Result": "judge.measure.result",
+    "SavePlan": "core.stages",
     "SelectionError": "errors",
-    "Site": "sites",
+    "Site": "core.sites",
     "SiteError": "errors",
     "StageError": "errors",
     "StorageError": "errors",
-    "Trace": "traces",
+    "Trace": "core.traces",
     "TraceExistsError": "errors",
     "TraceInUseError": "errors",
-    "Verdict": "compare.result",
+    "Verdict": "judge.measure.result",
     "VersionError": "errors",
     "WeightsError": "errors",
     "Writer": "store.writer",
-    "assert_same": "comparison",
-    "build_trainer_with_init": "pretraining.building",
-    "calibrate": "calibration",
-    "check": "checking",
-    "compare_pairs": "comparison",
-    "diff": "comparison",
-    "estimate": "tracing",
-    "load_init_tensors": "loading.init_tensors",
-    "load_weights": "loading.populating",
+    "assert_same": "compare.comparison",
+    "build_trainer_with_init": "pretrain.building",
+    "calibrate": "live.calibration",
+    "check": "live.checking",
+    "compare_pairs": "compare.comparison",
+    "diff": "compare.comparison",
+    "estimate": "capture.tracing",
+    "load_init_tensors": "weights.loading.load",
+    "load_weights": "weights.loading.load",
     "maybe_save": "aprt",
-    "open_trace": "opening",
+    "open_trace": "compare.open_trace",
     "output_path": "aprt",
-    "populate_from_init": "loading.populating",
-    "power": "sensitivity",
-    "read_architecture": "loading.architecture",
+    "populate_from_init": "weights.loading.load",
+    "power": "compare.sensitivity",
+    "read_architecture": "weights.loading.architecture",
     "read_stage_file": "aprt",
     "sweep": "sweeping.sweeps",
-    "tap": "taps",
-    "trace": "tracing",
-    "trace_grads": "tracing",
-    "trace_weights": "tracing",
-    "traced_grads": "tracing",
+    "tap": "core.taps",
+    "trace": "capture.tracing",
+    "trace_grads": "capture.tracing",
+    "trace_weights": "capture.tracing",
+    "traced_grads": "capture.tracing",
     "write_stage_file": "aprt",
 }
 

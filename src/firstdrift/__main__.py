@@ -3,7 +3,7 @@
 import os
 import sys
 
-from . import interrupts
+from .cli import interrupts
 
 
 def main() -> None:

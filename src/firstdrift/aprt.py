@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import as_array
-from .atomic import replacing
-from .dtypes import ML_NAMES, dtype_name
+from .core.arrays import as_array
+from .core.atomic import replacing
+from .core.dtypes import ML_NAMES, dtype_name
+from .core.regular import open_regular, read_regular
+from .core.sites import check_name, whole
+from .core.stages import MAX_LAYER, WHOLE_MODEL, SavePlan, parse_stage
 from .errors import FormatError, SiteError, storage
-from .regular import open_regular, read_regular
-from .sites import check_name, whole
-from .stages import MAX_LAYER, WHOLE_MODEL, SavePlan, parse_stage
 
 MAGIC = b"APRT"
 WHOLE_MODEL_LAYER = 0xFFFFFFFF

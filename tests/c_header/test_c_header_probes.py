@@ -27,8 +27,8 @@ from compiling import (
 )
 
 import firstdrift as fd
-from firstdrift.dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
-from firstdrift.formats.npy_steps import _read_manifest
+from firstdrift.core.dtypes import ITEMSIZE, ML_NAMES, numpy_dtype
+from firstdrift.store.formats.npy_steps import _read_manifest
 
 PROBES = ["conv1", "ln1", "relu1"]
 

@@ -30,10 +30,10 @@ from compiling import (
 from hypothesis import given, settings
 
 import firstdrift as fd
-from firstdrift.dtypes import ITEMSIZE, numpy_dtype
-from firstdrift.sites import MAX_INDEX, MAX_NAME, PHASES
+from firstdrift.core.dtypes import ITEMSIZE, numpy_dtype
+from firstdrift.core.sites import MAX_INDEX, MAX_NAME, PHASES
+from firstdrift.core.strict_json import encode
 from firstdrift.store import files, layout
-from firstdrift.strict_json import encode
 from firstdrift.testing.strategies import arrays
 
 LIMIT = 300  # bytes of a data file, here

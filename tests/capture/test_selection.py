@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import firstdrift as fd
-from firstdrift.sites import PHASES
+from firstdrift.core.sites import PHASES
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import firstdrift as fd
-from firstdrift import taps
+from firstdrift.core import taps
 
 TENTH = slice(None, None, 10)
 

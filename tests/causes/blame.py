@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence
 from firstdrift.explain.relations.hypotheses import explain
 from firstdrift.explain.relations.known import TABLE
-from firstdrift.sites import Site
 
 FLOAT32 = 1e-7
 BF16 = 3e-3

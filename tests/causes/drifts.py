@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from firstdrift.capture.torch.names import attrs_of
+from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence
-from firstdrift.sites import Site
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import Run, cause, numbers
 
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 GRADIENT = Site(0, "agrad", "blocks.0.gate", "out")
 WEIGHT = Site(0, "grad", "blocks.0.mix", "weight")

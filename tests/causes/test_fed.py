@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blame import BF16, FLOAT32, cause, numbers
 
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 INPUT = Site(0, "input", "input", "x")
 IMAGE = np.abs(numbers(4, 3, 12, 12))

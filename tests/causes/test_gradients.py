@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence, Nowhere
 from firstdrift.explain.relations import gradients
 from firstdrift.explain.relations.hypotheses import explain
-from firstdrift.sites import Site
 
 TABLE = gradients.HYPOTHESES
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from blame import BF16, FLOAT32, SITE, Run, cause, drift, numbers
 
+from firstdrift.core.sites import Site
 from firstdrift.explain.relations.layouts import axis_order
 from firstdrift.explain.relations.permutations import index_shift, patterned, permuted, reordered
-from firstdrift.sites import Site
 
 X = numbers(3, 10, 48)
 HEADS = {"heads": 4}

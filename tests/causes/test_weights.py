@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence, Nowhere
 from firstdrift.explain.relations.hypotheses import explain
 from firstdrift.explain.stored import strange_weights as weights
-from firstdrift.sites import Site
 
 SITE = Site(0, "weight", "layers.0.attn.q_proj", "weight")
 BY_NAME = {"op": "Linear"}

@@ -6,7 +6,7 @@ import torch
 from blame import BF16, FLOAT32, SITE, Run, blurred, cause, numbers
 
 import firstdrift
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 A, B, C, D = (numbers(2, 9, 32, seed=seed) for seed in range(4))
 

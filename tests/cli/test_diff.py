@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import firstdrift as fd
-from firstdrift import comparison
-from firstdrift.cli import diff as cli_diff
+from firstdrift.cli.commands import diff as cli_diff
 from firstdrift.cli.main import cli
+from firstdrift.compare import comparison
 
 OPTIONS = {
     "--map": ("map", "m.yaml"),

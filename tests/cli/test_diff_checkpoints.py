@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import firstdrift as fd
-from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.opening import NotATraceError
+from firstdrift.compare.open_trace import NotATraceError
+from firstdrift.weights.writing import write_checkpoint
 
 OURS = {"fc.weight": np.arange(1, 13, dtype=np.float32).reshape(3, 4), "fc.bias": np.ones(3, np.float32)}
 THEIRS = OURS | {"fc.weight": 2 * OURS["fc.weight"]}

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from firstdrift.bars import within
-from firstdrift.checkpoints.conversion import convert
-from firstdrift.checkpoints.inspection import inspect_checkpoint
-from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.cli import counting, options
+from firstdrift.cli import options
+from firstdrift.core.bars import within
+from firstdrift.weights.conversion import convert
+from firstdrift.weights.inspection import inspect_checkpoint
+from firstdrift.weights.writing import write_checkpoint
 
 WEIGHTS = {"a": np.zeros((64, 256), np.float32), "b": np.ones(64, np.float32)}
 
@@ -54,7 +54,7 @@ def test_converting_is_told_in_bytes_that_are_written(tmp_path, kind, target):
     assert seen[0][0] == seen[0][1] > 0
 
 
-@pytest.mark.parametrize(("module", "name"), [(options, "progress"), (counting, "counted")])
+@pytest.mark.parametrize(("module", "name"), [(options, "progress"), (options, "counted")])
 def test_a_bar_never_shows_more_done_than_there_is(monkeypatch, module, name):
     import rich.progress
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import firstdrift as fd
-from firstdrift.atomic import replacing, replacing_together
 from firstdrift.cli.main import cli
+from firstdrift.core.atomic import replacing, replacing_together
 
 PROGRAM = [sys.executable, "-m", "firstdrift"]
 ENDS = "import sys\nsys.exit(0)\n"
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_at_any_time_leaves_nothing_of_a_checkpoint(place, f
 def test_what_the_disk_said_is_not_lost_in_torch(room):
     import torch
 
-    from firstdrift.checkpoints.torch_writer import _save
+    from firstdrift.weights.formats.torch_weights import _save
 
     class Full(io.RawIOBase):
         def write(self, part):

@@ -12,17 +12,16 @@ from click.testing import CliRunner
 
 import firstdrift as fd
 from firstdrift.aprt import is_stage_file, read_header, read_stage_file
-from firstdrift.checkpoints.json_file import read_json_object
-from firstdrift.checkpoints.opening import open_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.loading.maps import read_map as read_load_map
-from firstdrift.mapped import MappedFile
+from firstdrift.core.mapped import MappedFile
 from firstdrift.pair.mapping.parse import parse_map, read_map
 from firstdrift.pair.mapping.patterns import Pattern
-from firstdrift.pretraining.corpora import find_corpus
-from firstdrift.pretraining.shards import open_shard
-from firstdrift.pretraining.tokenizing import open_tokenizer
+from firstdrift.pretrain.data.corpora import find_corpus, open_shard
+from firstdrift.pretrain.data.training_tokenizer import open_tokenizer
 from firstdrift.sweeping.cases import parse_cases
+from firstdrift.weights.json_file import read_json_object
+from firstdrift.weights.loading.maps import read_map as read_load_map
+from firstdrift.weights.open_checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.timeout(300)  # a pipe that is opened would wait for ever
 

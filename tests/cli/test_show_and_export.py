@@ -174,7 +174,7 @@ def test_an_error_is_one_sentence_and_debug_shows_the_traceback(trace):
 
 
 def test_an_internal_error_has_its_own_exit_code(trace, monkeypatch):
-    monkeypatch.setattr("firstdrift.cli.show.listing", lambda trace, records: 1 / 0)
+    monkeypatch.setattr("firstdrift.cli.commands.show.listing", lambda trace, records: 1 / 0)
     result = run("show", trace, code=3)
     assert result.output == "firstdrift: internal error, ZeroDivisionError: division by zero; --debug shows where\n"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from click.testing import CliRunner
 
-from firstdrift.checkpoints.conversion import convert
 from firstdrift.cli.main import cli
-from firstdrift.decoder.tracing import perform, prepare
+from firstdrift.decoder.tracing_checkpoints import perform, prepare
+from firstdrift.weights.conversion import convert
 
 from .families import config_json, theirs
 

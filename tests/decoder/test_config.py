@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.decoder.config import PRESETS, config_of
 from firstdrift.decoder.config_json import FAMILIES, from_config, to_config
-from firstdrift.decoder.rope import frequencies
+from firstdrift.decoder.decoder_config import PRESETS, config_of
+from firstdrift.decoder.decoder_layers import frequencies
 from firstdrift.errors import FormatError, WeightsError
 
 from .checkpoints import converted, directory, traced
@@ -167,7 +167,7 @@ def test_experts_and_windows_that_cannot_be_are_refused():
 
 
 def test_an_encoder_is_refused_in_every_format(tmp_path):
-    from firstdrift.checkpoints.writing import write_checkpoint
+    from firstdrift.weights.writing import write_checkpoint
 
     weight = [("embeddings.weight", np.zeros((4, 4), np.float32))]
     write_checkpoint(tmp_path / "bert.apr", weight, format="apr", metadata={"hf_architecture": "BertModel"})

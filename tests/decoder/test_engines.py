@@ -3,9 +3,9 @@
 import pytest
 
 import firstdrift as fd
+from firstdrift.core.stages import STAGES
 from firstdrift.decoder.config_json import FAMILIES
 from firstdrift.errors import CaptureError, WeightsError
-from firstdrift.stages import STAGES
 
 from .checkpoints import converted, directory, traced, with_config
 
@@ -141,8 +141,8 @@ def test_weights_that_the_library_would_make_up_are_refused(tmp_path):
 
 
 def test_a_rotation_that_the_library_has_not_is_refused_by_that_engine_alone(tmp_path):
-    from firstdrift.checkpoints.opening import open_checkpoint
-    from firstdrift.checkpoints.writing import write_checkpoint
+    from firstdrift.weights.open_checkpoint import open_checkpoint
+    from firstdrift.weights.writing import write_checkpoint
 
     model = directory(tmp_path / "model")
     with open_checkpoint(converted(model, tmp_path / "plain.apr")) as checkpoint:

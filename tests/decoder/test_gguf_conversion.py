@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import firstdrift as fd
-from firstdrift.checkpoints.conversion import convert
-from firstdrift.decoder.loading import load_decoder
+from firstdrift.decoder.engines import load_decoder
 from firstdrift.errors import FormatError
+from firstdrift.weights.conversion import convert
 
 from .checkpoints import directory
 from .families import tokens

@@ -10,7 +10,7 @@ import transformers
 from click.testing import CliRunner
 
 from firstdrift.cli.main import cli
-from firstdrift.decoder.loading import load_decoder
+from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.tokenizing import tokenizer_of
 
 from .families import config_json, theirs, tokens

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from firstdrift.decoder.config import PRESETS
-from firstdrift.decoder.loading import load_decoder
+from firstdrift.decoder.decoder_config import PRESETS
+from firstdrift.decoder.decoder_layers import OFF, Taps
+from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.model import Decoder, initialise
-from firstdrift.decoder.taps import OFF, Taps
 from firstdrift.errors import WeightsError
 
 from .checkpoints import converted, directory, with_config
@@ -92,7 +92,7 @@ def test_loading_takes_little_more_memory_than_the_model(tmp_path):
     directory(tmp_path / "model", **said)
     size = (tmp_path / "model" / "model.safetensors").stat().st_size / 2**20
     code = (
-        "import re, sys, threading, time\nfrom firstdrift.decoder.loading import load_decoder\n"
+        "import re, sys, threading, time\nfrom firstdrift.decoder.engines import load_decoder\n"
         "def anonymous(): return int(re.search(r'RssAnon:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) / 1024\n"
         "base = peak = anonymous()\ndone = False\n"
         "def watch():\n    global peak\n    while not done: peak = max(peak, anonymous()); time.sleep(0.001)\n"
@@ -135,8 +135,8 @@ def test_gradients_flow_while_taps_watch():
 
 
 def test_the_presets_are_what_a_config_json_of_them_builds(tmp_path):
-    from firstdrift.decoder.config import config_of
     from firstdrift.decoder.config_json import to_config
+    from firstdrift.decoder.decoder_config import config_of
 
     for name, config in PRESETS.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(to_config(config)))

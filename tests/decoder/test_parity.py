@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import firstdrift as fd
-from firstdrift.decoder.config import PRESETS
 from firstdrift.decoder.config_json import FAMILIES, from_config, to_config
+from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.decoder.model import Decoder, initialise
 
 from .families import checkpoint_names, config_json, ours, pair, theirs, tokens
@@ -185,7 +185,7 @@ def test_a_seed_gives_the_same_numbers_every_time_and_norms_are_neutral():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_a_cache_token_by_token_gives_the_same_logits(family):
-    from firstdrift.decoder.cache import Cache
+    from firstdrift.decoder.decoder_layers import Cache
 
     _, model = pair(family, 1)
     batch = tokens()

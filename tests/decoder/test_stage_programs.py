@@ -5,11 +5,11 @@ import json
 import pytest
 
 import firstdrift as fd
+from firstdrift.core.sites import Site
 from firstdrift.decoder.config_json import FAMILIES
 from firstdrift.errors import CaptureError, StageError
 from firstdrift.program.building.op_fit import fit
 from firstdrift.program.library import library_program
-from firstdrift.sites import Site
 
 from .checkpoints import directory, traced
 

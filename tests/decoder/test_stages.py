@@ -5,7 +5,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import firstdrift as fd
-from firstdrift.decoder.config import config_of
+from firstdrift.decoder.decoder_config import config_of
 
 from .checkpoints import directory, traced
 

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import firstdrift as fd
-from firstdrift.checkpoints.opening import open_checkpoint
-from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.decoder.loading import load_decoder
-from firstdrift.decoder.tracing import perform, prepare
-from firstdrift.stages import STAGES
+from firstdrift.core.stages import STAGES
+from firstdrift.decoder.engines import load_decoder
+from firstdrift.decoder.tracing_checkpoints import perform, prepare
+from firstdrift.weights.open_checkpoint import open_checkpoint
+from firstdrift.weights.writing import write_checkpoint
 
 from .checkpoints import HOW, IDS, converted, directory, said, stage
 
@@ -133,7 +133,7 @@ def test_save_006_the_bits_of_a_nan_are_kept(engine, tmp_path):
 def test_save_006_a_payload_that_is_observed_is_written_as_it_is(tmp_path):
     import torch
 
-    from firstdrift.decoder.recording import StageFiles
+    from firstdrift.decoder.stage_recording import StageFiles
 
     bits = np.array([0x7FC00000, 0x7F800001, 0xFFC12345, 0x80000000, 0xFF800000], "<u4")
     recording = StageFiles(tmp_path)
@@ -494,10 +494,10 @@ def test_a_failed_trace_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monk
     )  # fmt: skip
     with monkeypatch.context() as broken:
         if when == "loading":
-            broken.setattr("firstdrift.decoder.tracing._engine", failing)
+            broken.setattr("firstdrift.decoder.tracing_checkpoints._engine", failing)
         else:
-            broken.setattr("firstdrift.decoder.native.NativeTrace.begin", failing_from_the_second_step)
-            broken.setattr("firstdrift.decoder.recording.StageFiles.begin", failing_from_the_second_step)
+            broken.setattr("firstdrift.decoder.stage_recording.NativeTrace.begin", failing_from_the_second_step)
+            broken.setattr("firstdrift.decoder.stage_recording.StageFiles.begin", failing_from_the_second_step)
         failed = said(*arguments)
     assert (failed.exit_code, failed.output) == (2, "firstdrift: it does not work; mend it\n")
     assert not (tmp_path / "out").exists()
@@ -521,7 +521,7 @@ def test_a_model_that_cannot_be_loaded_does_not_cost_the_trace_that_was_there(tm
     arguments = (model, "--save-tensor", "lm_head", "--tokens", IDS, "--output", tmp_path / "t", "--format", "trace")
     assert said(*arguments).exit_code == 0
     before = (tmp_path / "t" / "index.jsonl").read_bytes()
-    monkeypatch.setattr("firstdrift.decoder.tracing._engine", failing)
+    monkeypatch.setattr("firstdrift.decoder.tracing_checkpoints._engine", failing)
     assert said(*arguments, "--force").exit_code == 2
     assert (tmp_path / "t" / "index.jsonl").read_bytes() == before
     assert "holds a trace already" in said(*arguments).output
@@ -531,7 +531,7 @@ def test_a_directory_that_was_there_stays_with_what_others_put_in_it(tmp_path, m
     model = directory(tmp_path / "model")
     (tmp_path / "out" / "layer-0").mkdir(parents=True)
     (tmp_path / "out" / "layer-0" / "notes.txt").write_text("mine")
-    monkeypatch.setattr("firstdrift.decoder.recording.StageFiles.begin", failing_from_the_second_step)
+    monkeypatch.setattr("firstdrift.decoder.stage_recording.StageFiles.begin", failing_from_the_second_step)
     arguments = ("--save-tensor", "all", "--tokens", IDS, "--generate", 2, "--output", tmp_path / "out")
     assert said(model, *arguments).exit_code == 2
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["layer-0", "notes.txt"]

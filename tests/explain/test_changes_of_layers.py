@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import firstdrift as fd
-from firstdrift.explain.around import Around
 from firstdrift.explain.naming import phase_label
+from firstdrift.explain.one_program.around import Around
 from firstdrift.program.calls import Call
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import firstdrift as fd
 from firstdrift.aprt import WHOLE_MODEL_LAYER, maybe_save
-from firstdrift.formats import aprt_stages
-from firstdrift.stages import EXECUTION_RANK, STAGES, WHOLE_MODEL
+from firstdrift.core.stages import EXECUTION_RANK, STAGES, WHOLE_MODEL
+from firstdrift.store.formats import aprt_stages
 
 
 def write(directory, *stages):

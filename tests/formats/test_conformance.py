@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from firstdrift.formats import aprt_stages, native, npy_steps, npz, safetensors_file
-from firstdrift.sites import Site
-from firstdrift.stages import STAGES
+from firstdrift.core.sites import Site
+from firstdrift.core.stages import STAGES
+from firstdrift.store.formats import aprt_stages, native_format, npy_steps, npz, safetensors_trace
 from firstdrift.testing import FormatConformance, memory_trace
 from firstdrift.testing.strategies import plain_names
 
@@ -20,12 +20,12 @@ NPY_DTYPES = ("f32", "f64", "f16", "c64", "c128", "i64", "i32", "i16", "i8", "u6
 
 
 class TestTrace(FormatConformance):
-    format = native
+    format = native_format
     slack = ("data-*.bin",)  # a writer that was killed leaves bytes there that no line speaks of
 
     def lying_files(self, directory):
         path = directory / "liar"
-        native.write(memory_trace({}), path, overwrite=False, advance=lambda n: None)
+        native_format.write(memory_trace({}), path, overwrite=False, advance=lambda n: None)
         line = {"phase": "fwd", "name": "a", "dtype": "f32", "shape": [1 << 32], "at": [0, 0, 1 << 34]}
         (path / "index.jsonl").write_text(json.dumps(line) + '\n{"end": 1}\n')
         (path / "data-00000.bin").write_bytes(b"\0" * 8)
@@ -108,9 +108,9 @@ class TestCompressedNpz(TestNpz):
 
 
 class TestSafetensors(FormatConformance):
-    format = safetensors_file
+    format = safetensors_trace
     suffix = ".safetensors"
-    dtypes = ("f32", *(name for name in safetensors_file.DTYPES.values() if name != "f32"))
+    dtypes = ("f32", *(name for name in safetensors_trace.DTYPES.values() if name != "f32"))
 
     def lying_files(self, directory):
         return [
@@ -122,9 +122,9 @@ class TestSafetensors(FormatConformance):
 class Sharded:
     """A checkpoint as hubs keep it: a directory of shards and the index that names them."""
 
-    NAME = safetensors_file.NAME
-    recognise = staticmethod(safetensors_file.recognise)
-    read = staticmethod(safetensors_file.read)
+    NAME = safetensors_trace.NAME
+    recognise = staticmethod(safetensors_trace.recognise)
+    read = staticmethod(safetensors_trace.read)
 
     @staticmethod
     def write(trace, path, *, overwrite, advance):
@@ -139,9 +139,9 @@ class Sharded:
         for number, record in enumerate(trace):
             shard = path / f"model-{number + 1:05d}-of-{len(trace):05d}.safetensors"
             part = memory_trace({record.site: trace.array(record)} if record.at else {})
-            safetensors_file.write(part, shard, overwrite=False, advance=advance)
+            safetensors_trace.write(part, shard, overwrite=False, advance=advance)
             if record.at:
-                weight_map[safetensors_file.keys_of([record.site])[record.site]] = shard.name
+                weight_map[safetensors_trace.keys_of([record.site])[record.site]] = shard.name
         (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         return ["an index of shards has no room for the rest"] if len(weight_map) < len(trace.lines) else []
 

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 
 import firstdrift as fd
 from firstdrift.aprt import StageHeader
-from firstdrift.formats.carried import NAME as CARRIED
-from firstdrift.opening import load_format
-from firstdrift.stages import parse_layer_range, parse_stages
-from firstdrift.strict_json import encode
+from firstdrift.compare.open_trace import load_format
+from firstdrift.core.stages import parse_layer_range, parse_stages
+from firstdrift.core.strict_json import encode
+from firstdrift.store.formats.carried import NAME as CARRIED
 from firstdrift.testing import awkward_array, memory_trace
 from firstdrift.testing.damage import files_of, read_all
 from firstdrift.testing.strategies import damaged

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstdrift import Site, SiteError
-from firstdrift.formats.keys import key_of, keys_of, site_of
-from firstdrift.sites import PHASES
+from firstdrift.core.sites import PHASES
+from firstdrift.store.formats.site_keys import key_of, keys_of, site_of
 from firstdrift.testing.strategies import sites
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.formats import npy_steps
-from firstdrift.formats.npy_steps import check_same_probes
-from firstdrift.formats.probe_order import infer_order
+from firstdrift.store.formats import npy_steps
+from firstdrift.store.formats.npy_steps import check_same_probes
+from firstdrift.store.formats.probe_order import infer_order
 from firstdrift.testing import memory_trace
 
 KWS = [

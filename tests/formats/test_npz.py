@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.checkpoints.opening import open_checkpoint
-from firstdrift.formats import npz
+from firstdrift.store.formats import npz
 from firstdrift.testing import memory_trace
+from firstdrift.weights.open_checkpoint import open_checkpoint
 
 SITE = fd.Site(0, "fwd", "a", "out")
 

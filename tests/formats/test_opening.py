@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import firstdrift as fd
-from firstdrift.opening import BUILT_IN, load_format
+from firstdrift.compare.open_trace import BUILT_IN, load_format
 from firstdrift.testing import memory_trace
 
 ONE = memory_trace({fd.Site(0, "fwd", "lm_head", "out"): np.float32([1, 2])})
@@ -137,7 +137,7 @@ def install(site_packages, entry_point):
     info = site_packages / "firstdrift_plain-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: firstdrift-plain\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[firstdrift.formats]\nplain = {entry_point}\n")
+    (info / "entry_points.txt").write_text(f"[firstdrift.store.formats]\nplain = {entry_point}\n")
     (site_packages / "firstdrift_plain.py").write_text(PLUGIN)
     return site_packages
 

@@ -11,14 +11,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import firstdrift as fd
-from firstdrift.formats import carried, safetensors_file
+from firstdrift.store.formats import carried, safetensors_trace
 from firstdrift.testing import memory_trace
 
 SITE = fd.Site(0, "fwd", "a", "out")
 
 
 def export(tensors, path):
-    safetensors_file.write(memory_trace(tensors), path, overwrite=False, advance=lambda n: None)
+    safetensors_trace.write(memory_trace(tensors), path, overwrite=False, advance=lambda n: None)
     return path
 
 

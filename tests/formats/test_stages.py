@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firstdrift import SavePlan, StageError
-from firstdrift.stages import (
+from firstdrift.core.stages import (
     EXECUTION_RANK,
     INDEX_PAYLOAD,
     INPUT,

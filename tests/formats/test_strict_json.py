@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
+from firstdrift.core.strict_json import decode_object, encode
 from firstdrift.store.annotate import annotate
-from firstdrift.strict_json import decode_object, encode
 
 SITE = fd.Site(0, "fwd", "x", "out")
 

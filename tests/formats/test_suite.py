@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firstdrift import opening
-from firstdrift.atomic import replacing
-from firstdrift.dtypes import ITEMSIZE, numpy_dtype
+from firstdrift.compare import open_trace
+from firstdrift.core.atomic import replacing
+from firstdrift.core.dtypes import ITEMSIZE, numpy_dtype
+from firstdrift.core.records import Record, parse_record
+from firstdrift.core.strict_json import decode_object, encode
+from firstdrift.core.traces import Trace
 from firstdrift.errors import FormatError, NotATraceError, TraceExistsError, storage
-from firstdrift.records import Record, parse_record
-from firstdrift.strict_json import decode_object, encode
 from firstdrift.testing import FormatConformance, bits
-from firstdrift.traces import Trace
 
 MAGIC = b"TOY1"
 
@@ -98,7 +98,7 @@ class ToyConformance(FormatConformance):
     @pytest.fixture(autouse=True)
     def _installed(self, monkeypatch):
         point = type("Point", (), {"name": "toy", "value": "toy", "load": lambda _: self.format})()
-        monkeypatch.setattr(opening, "_third_party", lambda: {"toy": point})
+        monkeypatch.setattr(open_trace, "_third_party", lambda: {"toy": point})
 
     def lying_files(self, directory):
         path = directory / "liar.toy"
@@ -256,7 +256,7 @@ LEAKED = {LeaksErrors: RuntimeError, RaisesOnLooking: OSError}  # these pass thr
 def test_the_suite_catches(defect, monkeypatch, tmp_path):
     suite = type("Suite", (ToyConformance,), {"format": defect()})()
     point = type("Point", (), {"name": "toy", "value": "toy", "load": lambda _: suite.format})()
-    monkeypatch.setattr(opening, "_third_party", lambda: {"toy": point})
+    monkeypatch.setattr(open_trace, "_third_party", lambda: {"toy": point})
     claims = [name for name in dir(suite) if name.startswith("test_") and DEFECTS[defect] in name]
     assert claims
     with pytest.raises(LEAKED.get(defect, (AssertionError, pytest.fail.Exception))):
@@ -279,7 +279,7 @@ def run(suite, claim, tmp_path):
 def test_a_sound_format_passes_every_claim_when_run_the_same_way(tmp_path, monkeypatch):
     suite = type("Suite", (ToyConformance,), {"format": Toy()})()
     point = type("Point", (), {"name": "toy", "value": "toy", "load": lambda _: suite.format})()
-    monkeypatch.setattr(opening, "_third_party", lambda: {"toy": point})
+    monkeypatch.setattr(open_trace, "_third_party", lambda: {"toy": point})
     for number, claim in enumerate(name for name in dir(suite) if name.startswith("test_")):
         directory = tmp_path / str(number)
         directory.mkdir()

@@ -11,23 +11,23 @@ from trace_subjects import native, parts_of, recorded
 
 import firstdrift as fd
 from firstdrift.aprt import StageHeader
-from firstdrift.checkpoints.json_file import read_json_object
 from firstdrift.cli.main import INTERNAL_ERROR, cli
+from firstdrift.core.stages import parse_layer_range, parse_stages
+from firstdrift.core.strict_json import decode_object, encode
 from firstdrift.decoder.embedded_tokenizer import embedded
 from firstdrift.decoder.tokenizing import tokenizers_library
+from firstdrift.demo.probes import PROBES, read_probes
+from firstdrift.demo.spotter_weights import read_weights, write_weights
 from firstdrift.errors import FirstdriftError, FormatError
-from firstdrift.kws.probes import PROBES, read_probes
-from firstdrift.kws.weights import read_weights, write_weights
-from firstdrift.loading.maps import read_map as read_load_map
 from firstdrift.pair.mapping.parse import read_map
-from firstdrift.pretraining.corpora import find_corpus, read_tokens
-from firstdrift.pretraining.showing import run_json, run_text
-from firstdrift.pretraining.tokenizing import count_tokens, open_tokenizer
-from firstdrift.stages import parse_layer_range, parse_stages
-from firstdrift.strict_json import decode_object, encode
+from firstdrift.pretrain.data.corpora import find_corpus, read_tokens
+from firstdrift.pretrain.data.training_tokenizer import count_tokens, open_tokenizer
+from firstdrift.pretrain.showing import run_json, run_text
 from firstdrift.sweeping.cases import parse_cases
 from firstdrift.sweeping.ledger import open_ledger
 from firstdrift.sweeping.templates import check, split
+from firstdrift.weights.json_file import read_json_object
+from firstdrift.weights.loading.maps import read_map as read_load_map
 
 MAP = b"""version: 1
 pairs:
@@ -125,11 +125,10 @@ def ledger(scratch: Path) -> Subject:
 
 def run_record(scratch: Path) -> Subject:
     """What `show` reads of a training run: run.json and its log."""
-    from firstdrift.decoder.config import PRESETS
-    from firstdrift.pretraining.log import Log
-    from firstdrift.pretraining.records import Record, write_record
-    from firstdrift.pretraining.settings import Settings
-    from firstdrift.pretraining.stamps import Stamp
+    from firstdrift.decoder.decoder_config import PRESETS
+    from firstdrift.pretrain.origins import Stamp
+    from firstdrift.pretrain.run_record import Log, Record, write_record
+    from firstdrift.pretrain.run_settings import Settings
 
     data = {"path": "d", "tokens": 10, "training_windows": 3, "held_out_windows": 1}
     record = Record(

@@ -8,13 +8,13 @@ import numpy as np
 from feeding import Subject
 
 import firstdrift as fd
-from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.opening import load_format
+from firstdrift.compare.open_trace import load_format
 from firstdrift.program.interpreter import Interpreter
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 from firstdrift.store.reader import verify
 from firstdrift.testing import awkward_array, memory_trace
 from firstdrift.testing.damage import files_of, read_all
+from firstdrift.weights.writing import write_checkpoint
 
 FLAT = {
     fd.Site(0, "fwd", "conv1", "out"): awkward_array("f32"),

@@ -9,11 +9,11 @@ import numpy as np
 from feeding import Subject
 from trace_subjects import parts_of
 
-from firstdrift.checkpoints.apr.header import checksum
-from firstdrift.checkpoints.opening import open_checkpoint
-from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.decoder.config import PRESETS, config_of
 from firstdrift.decoder.config_json import to_config
+from firstdrift.decoder.decoder_config import PRESETS, config_of
+from firstdrift.weights.formats.apr_layout import checksum
+from firstdrift.weights.open_checkpoint import open_checkpoint
+from firstdrift.weights.writing import write_checkpoint
 
 TENSORS = {
     "model.embed_tokens.weight": np.ones((4, 32), np.float32),

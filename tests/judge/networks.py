@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.comparison import align_traces
-from firstdrift.dtypes import roundoff
+from firstdrift.compare.comparison import align_traces
+from firstdrift.core.dtypes import roundoff
 from firstdrift.judge.replay.introducing import introduced_at
 from firstdrift.judge.replay.programs import replays_for
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.result import Verdict
-from firstdrift.judge import replayed
+from firstdrift.judge.measure.result import Verdict
+from firstdrift.judge.passes import replayed
 
 from .networks import replays_of
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.result import Why
+from firstdrift.judge.measure.result import Why
 
 
 def network(split):

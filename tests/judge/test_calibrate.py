@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from torch import nn
 
 import firstdrift as fd
-from firstdrift import comparison
 from firstdrift.cli.main import cli
+from firstdrift.compare import comparison
 from firstdrift.judge.apriori import calibrated
 from firstdrift.judge.replay import programs
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.result import Verdict, Why
+from firstdrift.judge.measure.result import Verdict, Why
 
 
 class Branch(nn.Module):

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import firstdrift
-from firstdrift.compare import scales, updates
-from firstdrift.compare.scales import Parts
+from firstdrift.core.records import Record
+from firstdrift.core.sites import Site
 from firstdrift.judge import noise
 from firstdrift.judge.apriori import calibrated, grids, kinds, ladder
+from firstdrift.judge.measure import scales, updates
+from firstdrift.judge.measure.scales import Parts
 from firstdrift.judge.numbers import NUMBERS, SOURCES
 from firstdrift.pair.pairs import Pair
-from firstdrift.records import Record
-from firstdrift.sites import Site
 
 SOURCE = Path(firstdrift.__file__).parent
 JUDGING = [
@@ -171,7 +171,7 @@ def factors_by_chance():
 
 
 def given_weights():
-    from firstdrift.judge.given import _of
+    from firstdrift.judge.passes.given import _of
 
     def verdict(roundings):
         record = Record(Site(0, "weight", "w", "weight"), "f32", (4,), (0, 0, 16))
@@ -187,7 +187,7 @@ def given_weights():
 
 
 def _local(row, element):
-    from firstdrift.judge.local import _of
+    from firstdrift.judge.passes.local import _of
 
     record = Record(Site(0, "fwd", "a", "out"), "f32", (4,), (0, 0, 16))
     measured = SimpleNamespace(nonfinite_agree=True, rel_l2=1e-8, compared=4)
@@ -384,7 +384,7 @@ def small_tensors():
 
 
 def _drawing(func, unit=F32):
-    from firstdrift._kernels import noises
+    from firstdrift.kernels import noises
     from firstdrift.program.running.rounding import Rounding
 
     return Rounding(func, unit, unit, F32, False, lambda at: noises.key_of(1, 0, at))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 from .networks import bare, introduced, made, record, replays_of, standing_out
 

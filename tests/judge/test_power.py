@@ -11,7 +11,7 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
-from firstdrift.compare.scales import matrix_of
+from firstdrift.judge.measure.scales import matrix_of
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.compare.stated import are_alike
+from firstdrift.judge.measure.stated import are_alike
 from firstdrift.report.text import render
 
 torch = pytest.importorskip("torch")

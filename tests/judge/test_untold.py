@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.compare.scales import least_part, parts_of, profile_of
+from firstdrift.judge.measure.scales import least_part, parts_of, profile_of
 
 BF16 = 2.0**-8
 

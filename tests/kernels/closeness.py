@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from firstdrift._kernels import Detail, Measurement, Region, Stats, layout
+from firstdrift.kernels import Detail, Measurement, Region, Stats, pieces
 
 from .pairs import Array
 
@@ -93,7 +93,7 @@ def _mean(squares: Array, region: Region) -> float:
 def _normal(reference: Array, candidate: Array) -> tuple[Array, Array, float]:
     """Both sides as float64 of magnitude 1 at most, and the unit; NaN where a position is not compared."""
     with np.errstate(invalid="ignore"):  # signalling NaNs
-        r, c = (layout.components(np.asarray(side)).astype(np.float64) for side in (reference, candidate))
+        r, c = (pieces.components(np.asarray(side)).astype(np.float64) for side in (reference, candidate))
     compared = np.isfinite(r) & np.isfinite(c)
     unit = max(float(np.abs(side[compared]).max(initial=0.0)) for side in (r, c)) or 1.0
     return *(np.where(compared, side, np.nan) / unit for side in (r, c)), unit

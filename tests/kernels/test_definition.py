@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstdrift._kernels import Detail, Measurement, definition, measure
-from firstdrift._kernels.layout import matrix_shape
+from firstdrift.kernels import Detail, Measurement, definition, measure
+from firstdrift.kernels.pieces import matrix_shape
 
 from . import oracle
 from . import pairs as p

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstdrift._kernels.results import Sums
+from firstdrift.kernels.results import Sums
 
-native: Any = importlib.import_module("firstdrift._kernels.native")  # where it is not compiled, this fails loudly
+native: Any = importlib.import_module("firstdrift.kernels.native")  # where it is not compiled, this fails loudly
 
 F32 = 1
 ONES = np.ones(12, np.float32)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstdrift._kernels import noises
+from firstdrift.kernels import noises
 
-native: Any = importlib.import_module("firstdrift._kernels.noise")  # where it is not compiled, this fails loudly
+native: Any = importlib.import_module("firstdrift.kernels.noise")  # where it is not compiled, this fails loudly
 
 FORMATS = {name: noises.format_of(name) for name in (np.float32, np.float16, ml_dtypes.bfloat16)}
 SPECIAL = [0.0, -0.0, inf, -inf, nan, 1.0, -1.5, 65504.0, 65520.0, 2.0**-24, 1.5 * 2.0**-24, 2.0**-149, 2.0**-150,

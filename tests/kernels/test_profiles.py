@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstdrift._kernels import profiles
+from firstdrift.kernels import profiles
 
-native: Any = importlib.import_module("firstdrift._kernels.profile")  # where it is not compiled, this fails loudly
+native: Any = importlib.import_module("firstdrift.kernels.profile")  # where it is not compiled, this fails loudly
 
 SPECIAL = [0.0, -0.0, inf, -inf, nan, 1.0, 1e-300, 1e300, 3e38, 1e-45]
 

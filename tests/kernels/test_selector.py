@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firstdrift import _kernels
-from firstdrift._kernels import definition, layout, threads
+from firstdrift import kernels
+from firstdrift.kernels import definition, pieces, threads
 
 from . import pairs as p
 from .closeness import assert_same_measurement, assert_same_stats
@@ -22,11 +22,11 @@ def test_everything_works_without_the_compiled_module(monkeypatch: pytest.Monkey
     rng = np.random.default_rng(0)
     reference = rng.standard_normal((100, 70)).astype(np.float32)
     candidate = p.poisoned(rng, p.nudged(rng, reference))
-    expected, statistics = _kernels.measure(reference, candidate), _kernels.stats(candidate)
-    monkeypatch.setattr(_kernels, "native", None)
-    assert not _kernels.native_available()
-    assert_same_measurement(_kernels.measure(reference, candidate, threads=2), expected, reference, candidate)
-    assert_same_stats(_kernels.stats(candidate), statistics)
+    expected, statistics = kernels.measure(reference, candidate), kernels.stats(candidate)
+    monkeypatch.setattr(kernels, "native", None)
+    assert not kernels.native_available()
+    assert_same_measurement(kernels.measure(reference, candidate, threads=2), expected, reference, candidate)
+    assert_same_stats(kernels.stats(candidate), statistics)
 
 
 def test_importing_without_the_compiled_module_and_nothing_but_numpy() -> None:
@@ -34,8 +34,8 @@ def test_importing_without_the_compiled_module_and_nothing_but_numpy() -> None:
 import sys
 import numpy, ml_dtypes
 before = set(sys.modules)
-sys.modules["firstdrift._kernels.native"] = None
-import firstdrift._kernels as kernels
+sys.modules["firstdrift.kernels.native"] = None
+import firstdrift.kernels as kernels
 assert not kernels.native_available()
 assert kernels.measure(numpy.zeros(3), numpy.ones(3)).max_abs == 1.0
 third_party = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
@@ -52,10 +52,10 @@ def test_the_native_kernel_serves_the_common_formats_and_only_them(monkeypatch: 
     monkeypatch.setattr(definition, "stats", refuse)
     for dtype in p.NATIVE + p.COMPLEX:
         array = np.ones((3, 5), dtype)
-        assert _kernels.measure(array, array.T.copy().T).bit_equal
-        assert _kernels.stats(array.T).mean is not None
+        assert kernels.measure(array, array.T.copy().T).bit_equal
+        assert kernels.stats(array.T).mean is not None
     with pytest.raises(AssertionError, match="the definition was asked"):
-        _kernels.measure(np.ones(3, np.int32), np.ones(3, np.int32))
+        kernels.measure(np.ones(3, np.int32), np.ones(3, np.int32))
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:
@@ -88,12 +88,12 @@ def test_every_piece_is_done_once_also_where_no_thread_can_be_started(monkeypatc
 def test_pieces_cover_every_element_once_and_are_small(shape: tuple[int, int]) -> None:
     rows, columns = shape
     area = 0
-    for start, stop in layout.panel_groups(rows, columns):
-        assert start % layout.PANEL == 0
-        for left, right in layout.strips(columns):
-            assert left % layout.RUN == 0
-            for top, bottom in layout.row_groups(start, stop, right - left):
-                assert (bottom - top) * (right - left) <= layout.PIECE_SIZE
+    for start, stop in pieces.panel_groups(rows, columns):
+        assert start % pieces.PANEL == 0
+        for left, right in pieces.strips(columns):
+            assert left % pieces.RUN == 0
+            for top, bottom in pieces.row_groups(start, stop, right - left):
+                assert (bottom - top) * (right - left) <= pieces.PIECE_SIZE
                 area += (bottom - top) * (right - left)
     assert area == rows * columns
 
@@ -129,7 +129,7 @@ def test_a_memory_mapped_gibibyte_is_measured_in_bounded_memory(tmp_path: Path) 
     script = """
 import re, resource, sys
 import numpy as np
-import firstdrift._kernels as kernels
+import firstdrift.kernels as kernels
 sides = [np.memmap(path, np.float32, "r", shape=(2048, 65536)) for path in sys.argv[1:]]
 data = int(re.search(r"VmData:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) << 10
 resource.setrlimit(resource.RLIMIT_DATA, (data + (64 << 20),) * 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from firstdrift._kernels import definition, stats
+from firstdrift.kernels import definition, stats
 
 from . import pairs as p
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstdrift import _kernels
-from firstdrift._kernels import definition
+from firstdrift import kernels
+from firstdrift.kernels import definition
 
 from . import pairs as p
 from .closeness import assert_same_measurement, assert_same_stats
 
-native = importlib.import_module("firstdrift._kernels.native")  # where it is not compiled, this fails loudly
+native = importlib.import_module("firstdrift.kernels.native")  # where it is not compiled, this fails loudly
 
 
 @pytest.fixture(params=["avx2", "plain"], scope="module", autouse=True)
@@ -31,9 +31,9 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
 def assert_twins(reference: p.Array, candidate: p.Array) -> None:
     for full in (True, False):
         expected = definition.measure(reference, candidate, full=full)
-        found = _kernels.measure(reference, candidate, full=full)
+        found = kernels.measure(reference, candidate, full=full)
         assert_same_measurement(found, expected, reference, candidate)
-        assert _kernels.measure(reference, candidate, full=full, threads=3) == found
+        assert kernels.measure(reference, candidate, full=full, threads=3) == found
 
 
 @settings(max_examples=600, deadline=None)
@@ -47,7 +47,7 @@ def test_measurements_are_the_same(pair: tuple[p.Array, p.Array]) -> None:
 def test_layout_does_not_change_a_measurement(pair: tuple[p.Array, p.Array], left: str, right: str) -> None:
     reference, candidate = pair
     sides = p.restride(reference, left), p.restride(candidate, right)
-    for kernel in (_kernels, definition):
+    for kernel in (kernels, definition):
         assert kernel.measure(*sides) == kernel.measure(reference, candidate)
 
 
@@ -55,7 +55,7 @@ def test_layout_does_not_change_a_measurement(pair: tuple[p.Array, p.Array], lef
 @given(p.pairs(p.FLOATS + p.COMPLEX + p.INTEGERS), st.sampled_from(p.LAYOUTS))
 def test_statistics_are_the_same(pair: tuple[p.Array, p.Array], layout: str) -> None:
     array = p.restride(pair[0], layout)
-    assert_same_stats(_kernels.stats(array), definition.stats(array))
+    assert_same_stats(kernels.stats(array), definition.stats(array))
 
 
 @settings(max_examples=200, deadline=None)
@@ -64,7 +64,7 @@ def test_every_instruction_set_gives_the_same_bits(instructions: str, pair: tupl
     found = []
     for avx2 in (False, True):
         native.use_avx2(avx2)
-        found.append((_kernels.measure(*pair), _kernels.stats(pair[1])))
+        found.append((kernels.measure(*pair), kernels.stats(pair[1])))
     native.use_avx2(instructions == "avx2")
     assert found[0] == found[1]
 
@@ -76,12 +76,12 @@ def test_both_kernels_call_equal_what_has_the_same_bits_and_nothing_else(
 ) -> None:
     array = np.ascontiguousarray(pair[0])
     other = array.copy()
-    for kernel in (_kernels, definition):
+    for kernel in (kernels, definition):
         assert kernel.measure(array, other).bit_equal
     if array.size:
         flat = other.reshape(-1).view(np.uint8)
         flat[data.draw(st.integers(0, flat.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
-        for kernel in (_kernels, definition):
+        for kernel in (kernels, definition):
             assert not kernel.measure(array, other).bit_equal
 
 
@@ -107,11 +107,11 @@ def test_large_tensors_are_equal_and_do_not_depend_on_the_thread_count(
     reference = rng.standard_normal(shape, np.float32).astype(dtype)
     candidate = p.nudged(rng, reference)
     candidate.reshape(-1)[:: candidate.size // 7] = np.nan
-    found = _kernels.measure(reference, candidate)
+    found = kernels.measure(reference, candidate)
     assert_same_measurement(found, definition.measure(reference, candidate), reference, candidate)
     for threads in (2, 5, 40):
-        assert _kernels.measure(reference, candidate, threads=threads) == found
-    assert_same_stats(_kernels.stats(candidate), definition.stats(candidate))
+        assert kernels.measure(reference, candidate, threads=threads) == found
+    assert_same_stats(kernels.stats(candidate), definition.stats(candidate))
 
 
 def test_of_rows_that_are_permutations_of_each_other_any_is_the_worst() -> None:
@@ -130,10 +130,10 @@ def test_of_equal_differences_the_first_in_flat_order_is_named(shape: tuple[int,
     candidate = reference.copy()
     candidate[1, 5] = candidate[-1, 0] = candidate[0, -3] = 1.0
     for threads in (1, 2):
-        assert _kernels.measure(reference, candidate, threads=threads).max_abs_index == shape[1] - 3
+        assert kernels.measure(reference, candidate, threads=threads).max_abs_index == shape[1] - 3
     assert definition.measure(reference, candidate).max_abs_index == shape[1] - 3
     candidate[1, 5] = candidate[-1, 0] = candidate[0, -3] = np.nan
-    assert _kernels.measure(reference, candidate).nonfinite_mismatch_index == shape[1] - 3
+    assert kernels.measure(reference, candidate).nonfinite_mismatch_index == shape[1] - 3
     assert definition.measure(reference, candidate).nonfinite_mismatch_index == shape[1] - 3
 
 
@@ -150,14 +150,14 @@ def test_the_largest_relative_difference_is_found_wherever_it_is() -> None:
                 a, b = ours.astype(np.float64), theirs.astype(np.float64)
                 with np.errstate(invalid="ignore"):
                     relative = np.abs(b - a) / np.maximum(np.abs(a), 1e-12)
-                assert _kernels.measure(ours, theirs).max_rel == relative[np.isfinite(relative)].max()
+                assert kernels.measure(ours, theirs).max_rel == relative[np.isfinite(relative)].max()
                 assert_twins(ours, theirs)
 
 
 def test_a_scaled_tensor_has_one_relative_difference() -> None:
     for dtype in p.NATIVE:
         reference = np.random.default_rng(4).standard_normal((40, 300)).astype(dtype)
-        assert _kernels.measure(reference, reference * 2).max_rel == 1.0
+        assert kernels.measure(reference, reference * 2).max_rel == 1.0
         assert_twins(reference, reference * 2)
 
 
@@ -166,7 +166,7 @@ def test_extreme_float64_values_are_scaled_in_both() -> None:
     for power in (300, 160, -170, -310):
         reference = rng.standard_normal((40, 70)) * 10.0**power
         assert_twins(reference, reference * (1 + 1e-9 * rng.standard_normal((40, 70))))
-        assert_same_stats(_kernels.stats(reference), definition.stats(reference))
+        assert_same_stats(kernels.stats(reference), definition.stats(reference))
 
 
 def test_every_half_precision_value_is_read_right() -> None:
@@ -174,4 +174,4 @@ def test_every_half_precision_value_is_read_right() -> None:
         every = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(256, 256)
         assert_twins(every, every[::-1].copy())
         assert_twins(every, np.roll(every, 1))
-        assert_same_stats(_kernels.stats(every), definition.stats(every))
+        assert_same_stats(kernels.stats(every), definition.stats(every))

@@ -10,16 +10,16 @@ import numpy as np
 
 import firstdrift as fd
 from firstdrift.aprt import read_stage_file, write_stage_file
-from firstdrift.checkpoints.opening import open_checkpoint
-from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.compare.open_trace import load_format
+from firstdrift.core.stages import STAGES
 from firstdrift.errors import FirstdriftError
-from firstdrift.opening import load_format
-from firstdrift.stages import STAGES
 from firstdrift.store.annotate import annotate
+from firstdrift.sweeping.case_rows import failed_row
 from firstdrift.sweeping.cases import Case
 from firstdrift.sweeping.ledger import open_ledger
-from firstdrift.sweeping.rows import failed_row
 from firstdrift.testing import memory_trace
+from firstdrift.weights.open_checkpoint import open_checkpoint
+from firstdrift.weights.writing import write_checkpoint
 
 OLD, NEW = 1.0, 2.0  # what a tensor is full of
 SIZES = (10, 5_000, 60_000)
@@ -193,10 +193,10 @@ def storing(format: str, name: str, *, over: bool) -> Writer:
 def trainer(value: float):
     import torch
 
-    from firstdrift.decoder.config import PRESETS
+    from firstdrift.decoder.decoder_config import PRESETS
     from firstdrift.decoder.model import Decoder
-    from firstdrift.pretraining.settings import Settings
-    from firstdrift.pretraining.trainer import Trainer
+    from firstdrift.pretrain.run_settings import Settings
+    from firstdrift.pretrain.trainer import Trainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -208,18 +208,16 @@ def trainer(value: float):
 
 
 def save(path: Path, said: Said = lambda: None, value: float = NEW) -> None:
-    from firstdrift.pretraining.progress import Progress
-    from firstdrift.pretraining.saving import save_checkpoint
-    from firstdrift.pretraining.stamps import Stamp
+    from firstdrift.pretrain.origins import Stamp
+    from firstdrift.pretrain.saving import Progress, save_checkpoint
 
     save_checkpoint(path, trainer(value), Progress(), Stamp("m", "LlamaForCausalLM"), "data", {"vocab.json": b"{}"})
     said()
 
 
 def check_saved(path: Path, said: int, over: bool) -> None:
-    from firstdrift.pretraining.directories import remove_partial
-    from firstdrift.pretraining.resuming import _check_files, _read_state
-    from firstdrift.pretraining.saving import CHECKPOINTS, all_checkpoints
+    from firstdrift.pretrain.resuming import _check_files, _read_state
+    from firstdrift.pretrain.saving import CHECKPOINTS, all_checkpoints, remove_partial
 
     remove_partial(path / CHECKPOINTS)  # as going on does
     found = all_checkpoints(path)
@@ -233,7 +231,7 @@ def check_saved(path: Path, said: int, over: bool) -> None:
 
 
 def log(path: Path, said: Said) -> None:
-    from firstdrift.pretraining.log import Log, rewind
+    from firstdrift.pretrain.run_record import Log, rewind
 
     with Log(path / "log.jsonl") as opened:
         for step in range(30):
@@ -243,7 +241,7 @@ def log(path: Path, said: Said) -> None:
 
 
 def check_log(path: Path, said: int, over: bool) -> None:
-    from firstdrift.pretraining.log import read_log
+    from firstdrift.pretrain.run_record import read_log
 
     events = read_log(path / "log.jsonl") if (path / "log.jsonl").exists() else []
     assert [event["step"] for event in events] == list(range(len(events)))
@@ -293,7 +291,7 @@ def _rows(path: Path) -> list[int]:
 
 
 def write_map(path: Path, said: Said) -> None:
-    from firstdrift.cli.diff import _write_map
+    from firstdrift.cli.commands.diff import _write_map
 
     options = dict.fromkeys(("map", "reference_reduction", "candidate_reduction", "batch", "order"))
     _write_map(

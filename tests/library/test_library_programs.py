@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.kws.port import Port
-from firstdrift.kws.probes import PROBES
+from firstdrift.core.sites import Site
+from firstdrift.demo.port import Port
+from firstdrift.demo.probes import PROBES
 from firstdrift.program.building.op_fit import MOST_TRIALS, fit
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.library import library_program
-from firstdrift.program.read_program import read_program
-from firstdrift.sites import Site
+from firstdrift.program.written.read_program import read_program
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler")
 
@@ -31,7 +31,7 @@ def without_call(trace, *phases):
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
     """The C port's traces of a batch of two: in our format, and as npy steps."""
-    from firstdrift.kws.twin import export
+    from firstdrift.demo.twin import export
 
     here = tmp_path_factory.mktemp("kws")
     export(here / "weights.bin")
@@ -39,7 +39,7 @@ def port(tmp_path_factory):
     how = {"start": 0, "batch": 2, "samples": 2, "steps": 1, "seed": 0, "bug": "none"}
     built.record(here / "weights.bin", here / "trace", **how)
     trace = fd.open_trace(here / "trace")
-    from firstdrift.opening import load_format
+    from firstdrift.compare.open_trace import load_format
 
     load_format("npy").write(trace, here / "npy", overwrite=False, advance=lambda done: None)
     return here

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.core.sites import Site
 from firstdrift.program.library import library_program
-from firstdrift.sites import Site
 
 COMPUTED = ("fwd", "agrad", "grad", "grad_scaled", "optim", "weight_after")
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import firstdrift as fd
-from firstdrift.sites import Site
+from firstdrift.core.sites import Site
 
 OUT = Site(0, "fwd", "y", "out")
 

@@ -11,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.loading.architecture import Fields, require_decoder
-from firstdrift.loading.families import SPELLINGS, family_of_metadata, family_of_names, hybrid_of, is_encoder
-from firstdrift.loading.presets import LLAMA_370M, PRESETS, QWEN2_0_5B, parameter_count
+from firstdrift.weights.loading.architecture import (
+    LLAMA_370M,
+    PRESETS,
+    QWEN2_0_5B,
+    Fields,
+    parameter_count,
+    require_decoder,
+)
+from firstdrift.weights.loading.families import SPELLINGS, family_of_metadata, family_of_names, hybrid_of, is_encoder
+from firstdrift.weights.writing import write_checkpoint
 
 ID = "FALSIFY-APR-PRETRAIN-INIT-005"
 CONFIG = {
@@ -251,7 +257,7 @@ def test_presets_have_the_published_numbers():
 
 
 def test_the_presets_are_the_models_of_transformers():
-    from firstdrift.loading.destinations import destinations
+    from firstdrift.weights.loading.destinations import destinations
 
     kinds = {"llama-370m": (transformers.LlamaConfig, False), "qwen2-0.5b": (transformers.Qwen2Config, True)}
     for name, (kind, biased) in kinds.items():

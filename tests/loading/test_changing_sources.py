@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.checkpoints import leases
-from firstdrift.checkpoints.opening import open_checkpoint
-from firstdrift.loading import arriving, holding
+from firstdrift.weights.checkpoint import AVAILABLE, leased, undisturbed
+from firstdrift.weights.loading import arriving
+from firstdrift.weights.open_checkpoint import open_checkpoint
 
 from .networks import bits, other, plain
 
-leasing = pytest.mark.skipif(not leases.AVAILABLE, reason="only Linux has leases")
+leasing = pytest.mark.skipif(not AVAILABLE, reason="only Linux has leases")
 
 
 @pytest.fixture
@@ -112,27 +112,27 @@ def test_nobody_waits_any_longer_when_the_load_is_over(saved, fits):
 
 @leasing
 def test_two_loads_of_one_checkpoint_do_not_end_each_others_leases(saved):
-    with open_checkpoint(saved[2]) as checkpoint, leases.leased(checkpoint.files) as first:
-        with leases.leased(checkpoint.files) as second:
-            assert leases.undisturbed(first)
-            assert leases.undisturbed(second)
-        assert leases.undisturbed(first)
+    with open_checkpoint(saved[2]) as checkpoint, leased(checkpoint.files) as first:
+        with leased(checkpoint.files) as second:
+            assert undisturbed(first)
+            assert undisturbed(second)
+        assert undisturbed(first)
         assert not may_write(saved[2])
-        assert not leases.undisturbed(first)
+        assert not undisturbed(first)
 
 
 @leasing
 def test_a_file_that_is_open_for_writing_or_has_lost_its_name_cannot_be_leased_and_is_loaded(saved):
     model, wanted, path = saved
     with open(path, "r+b"), open_checkpoint(path) as checkpoint:
-        with leases.leased(checkpoint.files) as found:
+        with leased(checkpoint.files) as found:
             assert found is None
         fd.load_weights(model, checkpoint)
     assert bits(model) == wanted
     with open_checkpoint(path) as checkpoint:
         save_file({"another": torch.ones(1)}, path.with_name("new"))
         path.with_name("new").replace(path)
-        with leases.leased(checkpoint.files) as found:
+        with leased(checkpoint.files) as found:
             assert found is None
         model = plain()
         fd.load_weights(model, checkpoint)
@@ -141,7 +141,7 @@ def test_a_file_that_is_open_for_writing_or_has_lost_its_name_cannot_be_leased_a
 
 @pytest.fixture
 def unleased(monkeypatch):
-    monkeypatch.setattr(leases, "AVAILABLE", False)
+    monkeypatch.setattr("firstdrift.weights.checkpoint.AVAILABLE", False)
 
 
 @pytest.mark.usefixtures("unleased")
@@ -195,7 +195,7 @@ def test_what_lies_plain_in_a_leased_file_is_not_copied(saved, monkeypatch):
 
 @pytest.mark.parametrize("most", [0, 1 << 30])
 def test_what_is_computed_waits_in_memory_up_to_a_limit_and_beyond_it_in_a_file(saved, monkeypatch, most):
-    monkeypatch.setattr(holding, "MOST_IN_MEMORY", most)
+    monkeypatch.setattr(arriving, "MOST_IN_MEMORY", most)
     real, kept = arriving.write, []
 
     def write(tensor, array):
@@ -212,8 +212,8 @@ def test_what_is_computed_waits_in_memory_up_to_a_limit_and_beyond_it_in_a_file(
 
 
 def test_copies_share_one_limit(monkeypatch):
-    monkeypatch.setattr(holding, "MOST_IN_MEMORY", 100)
-    hand = holding.Hand(stable=False, given=True)
+    monkeypatch.setattr(arriving, "MOST_IN_MEMORY", 100)
+    hand = arriving.Hand(stable=False, given=True)
     arrays = [np.full(size, size, np.float32) for size in (15, 11, 10, 1)]
     kept = [hand.keep(array) for array in arrays]
     assert [isinstance(array, np.memmap) for array in kept] == [False, True, False, True]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstdrift._kernels import checksums
+from firstdrift.kernels import checksums
 
 WAYS = [0, 1, 2]
 

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.checkpoints.apr.errors import ChecksumMismatch
-from firstdrift.checkpoints.writing import write_checkpoint
+from firstdrift.weights.formats.apr_metadata import ChecksumMismatch
+from firstdrift.weights.writing import write_checkpoint
 
 from .networks import bits, other, plain, random, state
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.checkpoints.writing import write_checkpoint
-from firstdrift.loading.maps import OPTIONS
+from firstdrift.weights.loading.maps import OPTIONS
+from firstdrift.weights.writing import write_checkpoint
 
 from .networks import Attention, Tied, bits, other, plain, random, state
 

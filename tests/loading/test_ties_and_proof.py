@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.loading import arriving
+from firstdrift.weights.loading import arriving
 
 from .networks import Tied, bits, other, plain, random
 
@@ -110,7 +110,7 @@ def test_a_copy_that_is_off_by_more_than_rounding_is_another_matrix(changed):
 
 
 def test_four_bits_are_a_copy_where_a_side_is_stored_so_and_never_another_matrix(tmp_path):
-    from firstdrift.checkpoints.conversion import convert
+    from firstdrift.weights.conversion import convert
 
     wide = {"embed.weight": random(12, 32), "body.weight": random(4, 4), "body.bias": random(4)}
     for name, head, is_copy in (

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.loading.difference import diff_checkpoints
-from firstdrift.loading.elsewhere import find_whole
+from firstdrift.weights.difference import diff_checkpoints
+from firstdrift.weights.loading.map_lines import find_whole
+from firstdrift.weights.writing import write_checkpoint
 
 from .networks import holder, random
 

@@ -15,9 +15,9 @@ import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from firstdrift.checkpoints.writing import write_checkpoint
 from firstdrift.cli.main import cli
-from firstdrift.loading import arriving
+from firstdrift.weights.loading import arriving
+from firstdrift.weights.writing import write_checkpoint
 
 from .networks import other, plain
 
@@ -128,7 +128,7 @@ def test_the_bar_reaches_its_end(place, monkeypatch):
         totals.append(total)
         yield done.append
 
-    monkeypatch.setattr("firstdrift.cli.weights_verify.progress", bar)
+    monkeypatch.setattr("firstdrift.cli.commands.weights_verify.progress", bar)
     assert run("my_net:build", "m.safetensors")[0] == 0
     assert totals == [sum(done)] == [sum(value.nbytes for value in load_file("m.safetensors").values())]
     assert len(done) == 9
@@ -255,7 +255,7 @@ def test_verifying_needs_no_memory_for_the_model(tmp_path):
         f"    return nn.Sequential(*(nn.Linear({width}, {width}, bias=False) for _ in range(64)))\n"
     )
     code = (
-        "import re, sys, threading, time, torch, firstdrift.loading.populating\nfrom click.testing import CliRunner\n"
+        "import re, sys, threading, time, torch, firstdrift.weights.loading.load\nfrom click.testing import CliRunner\n"
         "from firstdrift.cli.main import cli\n"
         "def anonymous(): return int(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         "base = peak = anonymous()\ndone = False\n"

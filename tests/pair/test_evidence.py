@@ -156,7 +156,7 @@ def test_a_recorded_call_that_is_another_of_the_reference_is_noticed(tmp_path):
 
 
 def test_a_map_that_evidence_wrote_gives_the_same_pairs(tmp_path, source):
-    from firstdrift.comparison import align_traces
+    from firstdrift.compare.comparison import align_traces
     from firstdrift.pair.mapping import parse_map, write_map
 
     traced(source, tmp_path / "r", IDS)

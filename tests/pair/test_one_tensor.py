@@ -13,7 +13,7 @@ from paired_networks import traced  # noqa: E402
 from torch import nn  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
-from firstdrift.sites import Site  # noqa: E402
+from firstdrift.core.sites import Site  # noqa: E402
 
 
 class Part(nn.Module):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 import firstdrift as fd
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.arange(9, dtype=np.float32).reshape(3, 3) / 4

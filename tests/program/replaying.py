@@ -9,7 +9,7 @@ import firstdrift as fd
 from firstdrift.program.calls import Call, Leaf
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.process_settings import as_recorded
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 
 WIDTH = 6
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.program.calls import Call, Ref
-from firstdrift.program.changes import with_changes
 from firstdrift.program.cuts import Cuts
+from firstdrift.program.edits import with_changes
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.running.unchecked import refuse_long
 

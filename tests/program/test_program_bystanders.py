@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import firstdrift as fd
-from firstdrift.capture.torch.memory import Memory
-from firstdrift.program.read_program import read_program
+from firstdrift.capture.torch.calls.memory import Memory
+from firstdrift.program.written.read_program import read_program
 
 # torch's own compiler reads .grad of tensors that are no leaves and uses what torch deprecates, and is warned of both.
 quiet_compiler = [

@@ -15,9 +15,9 @@ import firstdrift as fd
 from firstdrift.errors import FirstdriftError, FormatError, VersionError
 from firstdrift.program.calls import PARTS, Bytes, Call, Earlier, Inline, Missing, Place, Ref, Type
 from firstdrift.program.interpreter import Interpreter
-from firstdrift.program.read_program import read_program
-from firstdrift.program.repeats import Whole, repeated
-from firstdrift.program.step_lines import MOST_DEPTH
+from firstdrift.program.written.read_program import read_program
+from firstdrift.program.written.repeats import Whole, repeated
+from firstdrift.program.written.step_lines import MOST_DEPTH
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import firstdrift as fd
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 
 HERE = Path(__file__).parent
 

@@ -320,7 +320,7 @@ def test_a_step_that_repeats_is_one_short_line_that_reads_back_as_the_whole(tmp_
     model.load_state_dict(state)
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firstdrift.program.repeats.Whole.differences", lambda self, now: None)
+        patch.setattr("firstdrift.program.written.repeats.Whole.differences", lambda self, now: None)
         whole = record_training(tmp_path / "whole", model, make(model.parameters()), steps=5)
     assert not any("like" in line for line in whole.lines)
     for number in range(5):

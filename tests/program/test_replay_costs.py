@@ -192,7 +192,7 @@ import firstdrift as fd
 from firstdrift.program.costs import Limits, cost_of
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 trace = fd.open_trace(sys.argv[1])
 step = read_program(trace).steps[0]
 cut = Cuts(step, lambda site: site.phase in ("input", "weight")).at(fd.Site(0, "fwd", "", "out"))

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 import firstdrift as fd
+from firstdrift.core.sites import Site
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.edits import Fragment, local, made_by
-from firstdrift.program.read_program import read_program
 from firstdrift.program.reruns import Piece, Rerun, rerun_of
-from firstdrift.sites import Site
+from firstdrift.program.written.read_program import read_program
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ from test_cuts import cuts_of
 from torch import nn
 
 import firstdrift as fd
-from firstdrift._kernels import noises
+from firstdrift.kernels import noises
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.running.rounding import Rounding, Shake, Unmoved, _moved

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import firstdrift as fd
-from firstdrift.program.read_program import read_program
+from firstdrift.program.written.read_program import read_program
 
 STORED = Path(__file__).parent / "stored"  # `reference`, four candidates, and what 0.1 said of them
 EXPECTED = json.loads((STORED / "expected.json").read_text())

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift import mapped
-from firstdrift.comparison import align_traces
-from firstdrift.formats import native, npy_steps, npz, safetensors_file
+from firstdrift.compare.comparison import align_traces
+from firstdrift.core import mapped
 from firstdrift.judge.isolation import isolate
+from firstdrift.store.formats import native_format, npy_steps, npz, safetensors_trace
 
 LARGE = 1 << 20  # elements: far more than a page, so that a map of what is cut off has nothing behind it
 SIDES = ("reference", "candidate")
@@ -79,7 +79,7 @@ except fd.FormatError as error:
 """
 
 
-@pytest.mark.parametrize("format", [native, npz, safetensors_file, npy_steps], ids=lambda one: one.NAME)
+@pytest.mark.parametrize("format", [native_format, npz, safetensors_trace, npy_steps], ids=lambda one: one.NAME)
 def test_what_is_lost_of_an_array_in_hand_reads_as_nan(tmp_path: Path, format: object) -> None:
     source = fd.open_trace(_write(tmp_path / "source")).select(["layer1"])
     path = tmp_path / {"npz": "x.npz", "safetensors": "x.safetensors"}.get(format.NAME, "x")  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def test_what_is_lost_of_an_array_in_hand_reads_as_nan(tmp_path: Path, format: o
 
 CUT_CHECKPOINT = """
 import os, sys, numpy as np
-from firstdrift.checkpoints.opening import open_checkpoint
+from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.errors import FormatError
 checkpoint = open_checkpoint(sys.argv[1])
 array = checkpoint.array("w")

@@ -16,7 +16,7 @@ def anonymous():
 path = sys.argv[1]
 tensor = np.zeros(int(sys.argv[2]) // 4, np.float32)
 count = int(sys.argv[3])
-import firstdrift.opening, firstdrift.store.writer, firstdrift._kernels
+import firstdrift.compare.open_trace, firstdrift.store.writer, firstdrift.kernels
 """
 WRITE = """
 def write(background):
@@ -44,7 +44,7 @@ peak[0] = anonymous()
 """,
     "exporting to npz": WRITE
     + """
-from firstdrift.opening import load_format
+from firstdrift.compare.open_trace import load_format
 from pathlib import Path
 peak = [0]; write(False)
 del tensor
@@ -54,7 +54,7 @@ load_format("npz").write(fd.open_trace(path), Path(path + ".npz"), overwrite=Tru
 """,
     "exporting to safetensors": WRITE
     + """
-from firstdrift.opening import load_format
+from firstdrift.compare.open_trace import load_format
 from pathlib import Path
 peak = [0]; write(False)
 del tensor
@@ -92,7 +92,7 @@ with fd.Writer(sys.argv[1]) as writer:
     script = """
 import re, sys
 import firstdrift as fd
-from firstdrift.cli.show import listing
+from firstdrift.cli.commands.show import listing
 trace = fd.open_trace(sys.argv[1])
 text = listing(trace, trace.records)
 assert text.count("\\n") >= 100_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.records import parse_record
+from firstdrift.core.records import parse_record
 from firstdrift.store.index import parse_block
 from firstdrift.store.reader import verify
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
 import firstdrift as fd
-from firstdrift.dtypes import ITEMSIZE, numpy_dtype
+from firstdrift.core.dtypes import ITEMSIZE, numpy_dtype
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda name: ".." not in name)
 

@@ -9,10 +9,10 @@ import pytest
 from two_sides import prerecord, record, reference, wrong
 
 import firstdrift as fd
-from firstdrift.compare.result import Verdict
+from firstdrift.judge.measure.result import Verdict
 from firstdrift.sweeping.answer import SweepResult
+from firstdrift.sweeping.case_rows import Finding, Growth, Row, SiteRow, failed_row
 from firstdrift.sweeping.growth import compounds, factor, jumps, ratio
-from firstdrift.sweeping.rows import Finding, Growth, Row, SiteRow, failed_row
 
 CODES = {"same": 0, "noise": 0, "flip": 0, "drift": 1, "inconclusive": 2, "not comparable": 2}
 

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from two_sides import handing_out, prerecord
 
-from firstdrift import comparison
+from firstdrift.cli.commands.sweep import command
 from firstdrift.cli.main import cli
-from firstdrift.cli.sweep import command
+from firstdrift.compare import comparison
 
 REST = ("--candidate", "cp {out}", "--cases", "start=1")
 
@@ -109,7 +109,7 @@ def test_an_output_directory_of_other_things_is_refused(commands):
 
 def test_sort_and_unfold_reach_the_report(commands, monkeypatch):
     asked = {}
-    monkeypatch.setattr("firstdrift.sweeping.text.render", lambda result, **options: asked.update(options) or "")
+    monkeypatch.setattr("firstdrift.sweeping.sweep_text.render", lambda result, **options: asked.update(options) or "")
     run(*commands, "--cases", "start=0:2")
     assert (asked["sort"], asked["unfold"]) == ("error", False)
     run(*commands, "--cases", "start=0:2", "--sort", "abs", "--unfold")

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from two_sides import handing_out, prerecord, record, reference
 
 import firstdrift as fd
+from firstdrift.core.strict_json import decode_object, encode
 from firstdrift.errors import TraceExistsError, TraceInUseError
-from firstdrift.strict_json import decode_object, encode
-from firstdrift.sweeping.identities import identity_of
-from firstdrift.sweeping.ledger import open_ledger
-from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow
+from firstdrift.sweeping.case_rows import Finding, Growth, Loss, Row, SiteRow
+from firstdrift.sweeping.ledger import identity_of, open_ledger
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def test_a_function_with_another_value_in_it_is_another_one(make, tmp_path):
 
 def test_a_function_is_the_same_one_in_another_process(tmp_path):
     code = "def side(start, out):\n    return out in {'b', 'a', 'c'} and (lambda: start in {'p', 'q', 'r'})\n"
-    show = "from firstdrift.sweeping.identities import identity_of; print(identity_of(side))"
+    show = "from firstdrift.sweeping.ledger import identity_of; print(identity_of(side))"
     said = {
         subprocess.check_output([sys.executable, "-c", code + show], env=os.environ | {"PYTHONHASHSEED": seed})
         for seed in "123"
@@ -233,7 +232,7 @@ def holding(directory):
     return "\n".join([
         "import multiprocessing, os, signal, time", "from pathlib import Path",
         "from firstdrift.sweeping.ledger import open_ledger",
-        "from firstdrift.sweeping.processes import leave_with_parent",
+        "from firstdrift.sweeping.templates import leave_with_parent",
         "def work(late):", "    time.sleep(late)", "    leave_with_parent(lambda: os._exit(1))", "    time.sleep(600)",
         f"with open_ledger(Path({str(directory)!r}), {{}}):", "    context = multiprocessing.get_context('fork')",
         "    for late in (0, 0.3):", "        context.Process(target=work, args=(late,)).start()",

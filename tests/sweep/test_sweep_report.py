@@ -9,11 +9,11 @@ from json_schema import objections, objects_of, schema_of, tables_of
 from two_sides import candidate, record, reference
 
 import firstdrift as fd
-from firstdrift.compare.result import Verdict
-from firstdrift.sites import PHASES
+from firstdrift.core.sites import PHASES
+from firstdrift.judge.measure.result import Verdict
 from firstdrift.sweeping.answer import SweepResult
-from firstdrift.sweeping.rows import Finding, Growth, Loss, Row, SiteRow, failed_row
-from firstdrift.sweeping.text import WIDTH, render
+from firstdrift.sweeping.case_rows import Finding, Growth, Loss, Row, SiteRow, failed_row
+from firstdrift.sweeping.sweep_text import WIDTH, render
 
 GOLDEN = Path(__file__).parent / "golden"
 PLACES = [("input", "input", "x"), ("fwd", "conv1", "out"), ("fwd", "relu1", "out"), ("loss", "loss", "out"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.sweeping.sides import Command
+from firstdrift.sweeping.case_sides import Command
 
 CASES = [{"start": 0, "name": "a b"}]
 GOOD = "run {start} {name} {out}"

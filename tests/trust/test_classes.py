@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from firstdrift.aprt import write_stage_file  # noqa: E402
-from firstdrift.stage_values import diff_stage_files  # noqa: E402
+from firstdrift.judge.stage_values import diff_stage_files  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
 F8 = ml_dtypes.float8_e4m3fn
@@ -405,7 +405,7 @@ def contained(tmp_path):
 
 
 def test_a_container_whose_parts_are_right_is_not_acquitted(contained):
-    from firstdrift.comparison import align_traces
+    from firstdrift.compare.comparison import align_traces
     from firstdrift.judge.isolation import isolate
 
     opened = align_traces(contained / "a", contained / "b")

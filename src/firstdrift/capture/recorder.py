@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from .._kernels import Stats, stats
-from ..dtypes import dtype_name
+from ..core.dtypes import dtype_name
+from ..core.sites import Site
+from ..core.strict_json import Json
+from ..core.traces import Array
 from ..errors import CaptureWarning, StorageError
-from ..sites import Site
+from ..kernels import Stats, stats
 from ..store.writer import Stored
-from ..strict_json import Json
-from ..traces import Array
 from .scope import Scope
 
 T = TypeVar("T")

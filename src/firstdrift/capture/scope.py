@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..core.sites import PHASES
 from ..errors import SelectionError
-from ..sites import PHASES
 
 KEEP = ("full", "stats")  # a linear sketch would be the third, beside `stats` in Recorder.put
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..core.regular import check_regular
 from ..errors import CaptureError, NotFoundError, SelectionError
-from ..regular import check_regular
 
 FORM = "FILE.py:function or pkg.module:function"
 

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import interrupts
 from .._version import __version__
 from ..errors import FirstdriftError
+from . import interrupts
 from .options import say
 
 COMMANDS = {
@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f".{COMMANDS[cmd_name]}", __package__).command
+        command = import_module(f".commands.{COMMANDS[cmd_name]}", __package__).command
         assert isinstance(command, click.Command)
         return command
 

@@ -1,4 +1,4 @@
-"""Options and output that several commands share."""
+"""Options and output that several commands share, bars among them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from ..bars import within
+from ..core.bars import within
+from ..core.strict_json import Json, plain
 from ..errors import printable
-from ..strict_json import Json, plain
 
 SHOW_PROGRESS_FROM = 64 << 20  # bytes; less than this is done before a bar could be read
 
@@ -86,3 +86,20 @@ def progress(description: str, total: int | None) -> Iterator[Callable[[int], No
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield within(lambda nbytes: bar.advance(task, nbytes), total)
+
+
+@contextmanager
+def counted(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A function to call with every number of pieces done; draws a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield within(lambda count: bar.advance(task, count), total)

@@ -1,1 +1,1 @@
-"""Paired tensors brought together and measured. Nothing here judges."""
+"""Two traces in, a result out: compared, composed, and how small an error would have been found."""

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
+from ..core.strict_json import Json
 from ..errors import FormatError, WeightsError
-from ..loading.architecture import refuse_contradiction
-from ..loading.families import is_encoder
-from ..loading.identifiers import ARCHITECTURE, ENCODER
-from ..strict_json import Json
-from .keys import Reader
-from .settings import DecoderConfig, Experts, Rope
+from ..weights.loading.architecture import refuse_contradiction
+from ..weights.loading.failures import ARCHITECTURE, ENCODER
+from ..weights.loading.families import is_encoder
+from .decoder_settings import DecoderConfig, Experts, Reader, Rope
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 SAME_ACTIVATION = {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}

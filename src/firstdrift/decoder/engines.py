@@ -1,18 +1,87 @@
-"""What runs a model for a trace: our decoder here, the transformers library next door, behind one shape."""
+"""What runs a model for a trace: our decoder with its weights proven, or the transformers library, behind one shape."""
 
 from __future__ import annotations
 
+from functools import reduce
 from os import PathLike
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..bars import Bar, no_bar
-from .cache import Cache
-from .loading import load_with_proof
-from .settings import DecoderConfig
-from .taps import Taps
+from ..core.bars import Bar, no_bar
+from ..core.dtypes import ML_NAMES
+from ..weights.checkpoint import Checkpoint
+from ..weights.loading.destinations import destinations
+from ..weights.loading.failures import POPULATE, failure, not_present
+from ..weights.loading.load import populate
+from ..weights.loading.plan import make_plan
+from ..weights.loading.proof import Loaded
+from ..weights.open_checkpoint import open_checkpoint
+from .decoder_config import config_of
+from .decoder_layers import Cache, Taps
+from .decoder_settings import DecoderConfig
+from .model import Decoder
+
+FLOATS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16} | {
+    short: getattr(torch, name) for short, name in ML_NAMES.items()
+}
+
+
+def load_decoder(path: str | PathLike[str], *, dtype: torch.dtype | None = None) -> Decoder:
+    """The model of a Hugging Face directory, an APR or GGUF file, or weights with a config.json beside them.
+
+    It is in the checkpoint's own dtype, the widest where there are several, float32 where it is quantized; or in
+    `dtype`, each value rounded once. Every parameter is read back and compared, as `fd.load_weights` does.
+    """
+    return load_with_proof(path, config_of(path), dtype)[0]
+
+
+def load_with_proof(
+    path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype | None = None, bar: Bar = no_bar
+) -> tuple[Decoder, Loaded]:
+    """The model, and for each of its tensors where its numbers came from. `bar` counts the model's bytes."""
+    with open_checkpoint(path) as checkpoint:
+        model, _ = described(checkpoint, config, dtype)
+        model = model.to_empty(device="cpu")
+        model.tie()
+        with bar("loading", sum(one.nbytes for one in model.parameters())) as advance:
+            return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
+
+
+def described(
+    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None
+) -> tuple[Decoder, list[str]]:
+    """The model of the settings, without memory yet, and the tensors that it has no place for."""
+    refuse_missing_layers(checkpoint, config)
+    with torch.device("meta"):
+        model = Decoder(config).to(dtype or dtype_of(checkpoint))
+    plan = make_plan(checkpoint, destinations(model), None)
+    if plan.problems:
+        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)
+    return model, plan.extra
+
+
+def dtype_of(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype that holds every weight of a checkpoint exactly."""
+    found = {FLOATS.get("f32" if entry.quantized else entry.dtype) for entry in checkpoint.entries.values()}
+    known = [dtype for dtype in found if dtype is not None]
+    return reduce(torch.promote_types, known) if known else torch.float32
+
+
+def refuse_missing_layers(checkpoint: Checkpoint, config: DecoderConfig) -> None:
+    """Before the model is built, without memory even: settings may claim a million layers of a file that has two."""
+    last = config.num_hidden_layers - 1
+    wanted = {f"model.layers.{last}.self_attn.q_proj.weight": f"the settings say {last + 1} layers"}
+    sparse = [layer for layer in range(last + 1) if config.experts_of(layer)]
+    if config.experts and sparse:
+        number = config.experts.count - 1
+        wanted[f"model.layers.{sparse[-1]}.mlp.experts.{number}.up_proj.weight"] = (
+            f"the settings say {number + 1} experts"
+        )
+    problems = [f"{not_present(name, checkpoint)}; {why}" for name, why in wanted.items() if name not in checkpoint]
+    if problems:
+        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", problems)
 
 
 class Engine(Protocol):

@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import torch
 
-from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.hf_writer import DTYPES, Companions, files_beside
+from ..core.strict_json import Json
 from ..errors import FormatError
-from ..strict_json import Json
-from .config import config_of_checkpoint
-from .config_gguf import FREQUENCIES
+from ..weights.checkpoint import Checkpoint
+from ..weights.formats.hf_directory import DTYPES, Companions, files_beside
 from .config_json import FAMILIES, to_config
+from .decoder_config import FREQUENCIES, config_of_checkpoint
+from .decoder_layers import frequencies
+from .decoder_settings import DecoderConfig, Rope
 from .embedded_tokenizer import embedded
-from .loading import described, dtype_of
-from .rope import frequencies
-from .settings import DecoderConfig, Rope
+from .engines import described, dtype_of
 from .tokenizing import TOKENIZER, tokenizers_library
 
 TOKENIZER_CONFIG = "tokenizer_config.json"

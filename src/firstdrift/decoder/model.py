@@ -1,6 +1,6 @@
 """The decoder: embedding, layers of attention and feed-forward, a norm, logits. Names are Hugging Face's.
 
-Every stage that `firstdrift.stages` names is handed to the taps where it is computed. With taps off nothing is
+Every stage that `firstdrift.core.stages` names is handed to the taps where it is computed. With taps off nothing is
 computed for them, and attention may run fused.
 """
 
@@ -10,14 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .cache import Cache
-from .experts import MixtureOfExperts
-from .feedforward import FeedForward
-from .norms import RMSNorm
-from .precision import wide
-from .rope import angles, rotate
-from .settings import DecoderConfig
-from .taps import OFF, Taps
+from .decoder_layers import OFF, Cache, FeedForward, MixtureOfExperts, RMSNorm, Taps, angles, rotate, wide
+from .decoder_settings import DecoderConfig
 
 IGNORED = -100  # a label that counts for nothing
 

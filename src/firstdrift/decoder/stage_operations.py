@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..strict_json import Json
-from .settings import DecoderConfig, Rope
+from ..core.strict_json import Json
+from .decoder_settings import DecoderConfig, Rope
 
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Json]]] = {
     "silu": ("SiLU", {}),

@@ -8,10 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.json_file import read_json_object
-from ..checkpoints.opening import open_checkpoint
 from ..errors import CaptureError
+from ..weights.checkpoint import Checkpoint
+from ..weights.json_file import read_json_object
+from ..weights.open_checkpoint import open_checkpoint
 from .embedded_tokenizer import check_merges, embedded, refusing
 
 TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..checkpoints.hf_directory import CONFIG
-from ..checkpoints.opening import open_checkpoint
 from ..errors import CaptureError, FirstdriftError, WeightsError
+from ..weights.formats.hf_directory import CONFIG
+from ..weights.open_checkpoint import open_checkpoint
 from .config_json import FAMILIES, to_config
-from .engines import weight_of
-from .loading import refuse_missing_layers
-from .settings import DecoderConfig
-from .taps import OFF, Taps
+from .decoder_layers import OFF, Taps
+from .decoder_settings import DecoderConfig
+from .engines import refuse_missing_layers, weight_of
 
 OLDEST = 5
 _EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.sites import Site
+from ..core.traces import Array
 from ..judge.replay.replays import Replays
 from ..program.reruns import Piece, Rerun
-from ..sites import Site
-from ..traces import Array
-from .trying import Question
+from .one_program.trying import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,22 @@ import numpy as np
 
 from ..program.reruns import Piece, Rerun
 from ..program.running.not_replayable import NotReplayableError
-from . import narrowing
-from .aligned import Aligned, aligned
-from .around import Around, Change, base
 from .asked import Answer, Asked
-from .by_structure import by_path, goes_on, stays
-from .chains import ends_earlier
 from .changes.tables import exchanged_tables
-from .differing import differences
-from .from_below import WORK, Level, Sides, as_recorded, of_ours, of_theirs
-from .grafted import CALLS
-from .grafting import smallest_graft
 from .naming import CHANGED, additional_label, more_label
-from .search import changes_that_fit
+from .one_program import narrowing
+from .one_program.around import Around, Change, base
+from .one_program.search import changes_that_fit
+from .one_program.trying import Question, Trial, Tried, apart, size
+from .one_program.values import call_told, line_of
 from .telling import length, told_of
-from .trying import Question, Trial, Tried, apart, size
-from .values import call_told, line_of
+from .two_programs.aligned import Aligned, aligned
+from .two_programs.by_structure import by_path, goes_on, stays
+from .two_programs.chains import ends_earlier
+from .two_programs.differing import differences
+from .two_programs.from_below import WORK, Level, Sides, as_recorded, of_ours, of_theirs
+from .two_programs.grafted import CALLS
+from .two_programs.grafting import smallest_graft
 
 NARROW_WORK = 12_000.0  # calls that are made again, to find the value that differs
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one

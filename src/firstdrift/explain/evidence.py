@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..sites import Site
-from ..strict_json import Json
-from ..traces import Array
+from ..core.sites import Site
+from ..core.strict_json import Json
+from ..core.traces import Array
 
 
 class Surroundings(Protocol):

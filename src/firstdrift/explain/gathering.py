@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.measuring import load_recorded
-from ..dtypes import roundoff
+from ..core.dtypes import roundoff
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from ..errors import FirstdriftError
 from ..judge.graph import Graph
+from ..judge.measure.measuring import load_recorded
 from ..pair.pairs import Pair, ReconcileError
-from ..sites import Site
-from ..traces import Array, Trace
-from .agreement import distance
 from .evidence import Evidence
 from .masked_fills import load_without_fills, without_fills
+from .one_program.agreement import distance
 
 Tensors = dict[str, Array]
 

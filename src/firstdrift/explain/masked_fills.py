@@ -11,10 +11,10 @@ from math import inf, isfinite
 
 import numpy as np
 
-from ..compare.measuring import load_recorded
+from ..core.scratch import mapped_rows, row_slices
+from ..core.traces import Array, Trace
+from ..judge.measure.measuring import load_recorded
 from ..pair.pairs import Pair
-from ..scratch import mapped_rows, row_slices
-from ..traces import Array, Trace
 
 LEAST = 256.0  # times everything else, or as a number, that a fill is below zero
 CERTAIN = 1000.0  # the same of a fill that may be another one on the other side

@@ -11,7 +11,20 @@ import numpy as np
 
 from ..program.calls import Call, Ref, reads
 from ..program.reruns import Rerun
-from .around import ATTENTION, JOINS, LOW, MIXING, MOVES, SOFTMAX, Around, are_positions, base, cosines, is_mask, number
+from .one_program.around import (
+    ATTENTION,
+    JOINS,
+    LOW,
+    MIXING,
+    MOVES,
+    SOFTMAX,
+    Around,
+    are_positions,
+    base,
+    cosines,
+    is_mask,
+    number,
+)
 
 CHANGED = "changed-call"
 ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})

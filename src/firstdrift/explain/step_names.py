@@ -9,9 +9,9 @@ from typing import Any
 
 from ..program.calls import Call, Earlier, Leaf, Ref, reads
 from ..program.reruns import Rerun
-from .around import MOVES, Around, Change, base
 from .naming import CHANGED, ROOTS
-from .rows import PART
+from .one_program.around import MOVES, Around, Change, base
+from .one_program.rows import PART
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "state"
 PHASES: Mapping[str, str] = {"weight": PARAMETER, "grad": GRADIENT, "grad_scaled": GRADIENT, "optim": STATE}

@@ -8,17 +8,17 @@ from math import log10
 
 import numpy as np
 
-from ..compare.result import Cause
-from .agreement import distance
-from .around import Change
+from ..judge.measure.result import Cause
 from .asked import Answer
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label
-from .narrowing import Lined, Narrow, telling_call
+from .one_program.agreement import distance
+from .one_program.around import Change
+from .one_program.narrowing import Lined, Narrow, telling_call
+from .one_program.trying import Tried
+from .one_program.values import line_of
 from .step_names import named
-from .trying import Tried
-from .values import line_of
 
 FITTED = 20.0  # bits, that a number takes that was fitted
 UNNAMED = 6.0  # bits, that a change without a name of its own takes more

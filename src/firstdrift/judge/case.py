@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..compare.measuring import Measured, load_recorded
-from ..compare.result import Finding, SettingResult, Why
-from ..dtypes import roundoff
+from ..core.dtypes import roundoff
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from ..pair.pairs import Alignment, Pair
-from ..sites import Site
 from ..store.layout import PROGRAM
-from ..traces import Array, Trace
 from .apriori.limits import Limits
 from .graph import Graph
+from .measure.measuring import Measured, load_recorded
+from .measure.result import Finding, SettingResult, Why
 
 if TYPE_CHECKING:
     from .replay.replays import Own, Replays

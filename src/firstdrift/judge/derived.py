@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..compare.stated import optimizer_of
-from ..dtypes import UNIT_ROUNDOFF, roundoff
+from ..core.dtypes import UNIT_ROUNDOFF, roundoff
+from ..core.traces import Trace
 from ..pair.pairs import Pair
-from ..traces import Trace
+from .measure.stated import optimizer_of
 
 CANCELS = 1e3  # times as far off as a setting, 1 less it is, where none is on record: the usual 0.999
 WAYS = 2  # in which a setting is rounded: as it is stored, and as its power is

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..core.records import Record
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..pair.pairs import Pair
-from ..records import Record
-from ..sites import Site
-from ..traces import Trace
 
 RECORDED, STAGE_TABLE, CHAIN = "recorded", "stage table", "assumed chain"
 

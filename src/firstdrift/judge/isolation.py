@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._kernels import measure
-from ..arrays import wide
-from ..compare.result import Verdict
-from ..dtypes import roundoff
+from ..core.arrays import wide
+from ..core.dtypes import roundoff
+from ..core.sites import Site
+from ..core.traces import Array, Trace, unchanged
 from ..errors import SelectionError
+from ..kernels import measure
 from ..pair.pairs import Alignment
 from ..program.calls import Call
 from ..program.interpreter import NotReplayableError
-from ..sites import Site
-from ..traces import Array, Trace, unchanged
+from .measure.result import Verdict
 from .noise import Excess, excess_of
 from .replay.introducing import DRIFT, is_other_mask
 from .replay.programs import replays_for

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..compare.result import Finding, Verdict, Why
-from ..sites import Site
+from ..core.sites import Site
 from .case import Case, Chains, Findings, Pass
+from .measure.result import Finding, Verdict, Why
 
 BY = "jump"
 FACTOR = 1000.0

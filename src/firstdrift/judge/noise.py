@@ -17,10 +17,10 @@ from math import inf, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import real_parts
-from ..compare.scales import FEWEST, TWO_SIZES, matrix_of
-from ..traces import Array
+from ..core.arrays import real_parts
+from ..core.traces import Array
 from .apriori.ladder import is_short
+from .measure.scales import FEWEST, TWO_SIZES, matrix_of
 
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Array | None]

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .._kernels import measure
-from ..compare.measuring import Measured, load_recorded
-from ..compare.result import Finding, Verdict, Why
-from ..dtypes import roundoff
+from ..core.dtypes import roundoff
+from ..core.sites import Site
+from ..core.traces import Array, Trace
+from ..kernels import measure
 from ..pair.pairs import ReconcileError
-from ..sites import Site
-from ..traces import Array, Trace
+from .measure.measuring import Measured, load_recorded
+from .measure.result import Finding, Verdict, Why
 from .noise import statistics_of
 
 BY = "truth"

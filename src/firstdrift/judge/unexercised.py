@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..compare.measuring import Measured
-from ..compare.result import CLEAN, Finding, Verdict, Why
+from ..core.sites import Site
+from ..core.strict_json import Json
 from ..errors import FormatError
 from ..pair.arrangements import NEAR
 from ..program.calls import Call, Program, Step
-from ..program.read_program import read_program
-from ..sites import Site
-from ..strict_json import Json
+from ..program.written.read_program import read_program
 from .case import Case, Chains, Findings
+from .measure.measuring import Measured
+from .measure.result import CLEAN, Finding, Verdict, Why
 from .replay.programs import is_torch_here
 
 if TYPE_CHECKING:

@@ -8,19 +8,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .._kernels import Measurement
-from ..capture.calibration import Calibration
-from ..compare.measuring import measure_pairs
-from ..dtypes import UNIT_ROUNDOFF
+from ..capture.answers import Calibration
+from ..capture.tracing import trace
+from ..compare.open_trace import open_trace
+from ..core.dtypes import UNIT_ROUNDOFF
+from ..core.sites import Site
+from ..core.traces import Trace, unchanged
 from ..errors import FirstdriftError
 from ..judge.apriori.calibrated import AGREE, figure, is_rounding
 from ..judge.apriori.limits import CALIBRATION
-from ..opening import open_trace
+from ..judge.measure.measuring import measure_pairs
+from ..kernels import Measurement
 from ..pair.align import align
-from ..sites import Site
 from ..store.annotate import annotate
-from ..traces import Trace, unchanged
-from ..tracing import trace
 from .perturbing import Casts, Point, at_inputs, at_module
 from .sides import Side, randomness_kept
 

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from .._kernels import measure
 from ..capture.torch.names import plain_name
-from ..compare.measuring import measure_pairs
-from ..compare.result import CLEAN, Finding, PairResult, Result, Verdict, Why
-from ..compare.storage import as_stored
-from ..comparison import with_reasons
-from ..dtypes import UNIT_ROUNDOFF
+from ..compare.comparison import with_reasons
+from ..compare.outcome import Compared, compose
+from ..core.dtypes import UNIT_ROUNDOFF
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..errors import CaptureError, FirstdriftError
 from ..judge.case import Case, Chain
 from ..judge.graph import Graph
-from ..judge.passes import case_of, judge, results_of
+from ..judge.judging import case_of, judge, results_of
+from ..judge.measure.measuring import measure_pairs
+from ..judge.measure.result import CLEAN, Finding, PairResult, Result, Verdict, Why
+from ..judge.measure.storage import as_stored
+from ..judge.passes.weakest import proves
 from ..judge.replay.replays import Own
 from ..judge.truth import ask, by_truth
-from ..judge.weakest import proves
-from ..outcome import Compared, compose
+from ..kernels import measure
 from ..pair.align import align
-from ..program.read_program import read_program
-from ..sites import Site
-from ..traces import Trace
+from ..program.written.read_program import read_program
 from .copying import copied_model
 from .explaining import explained
 from .lost_parameters import lost_parameters

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from ..compare.result import Cause, PairResult, Why
-from ..comparison import explained_by_both, noise_of, out_of_range, replayed_evidence
-from ..explain.agreement import distance
+from ..compare.comparison import explained_by_both, noise_of, out_of_range, replayed_evidence
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..explain.gathering import Runs, gather
 from ..explain.labels import LABELS
+from ..explain.one_program.agreement import distance
 from ..explain.relations.screening import LARGE
 from ..judge.case import Case
-from ..sites import Site
-from ..traces import Trace
+from ..judge.measure.result import Cause, PairResult, Why
 from .reseeding import Reseeding, by_chance
 from .sides import Side
 

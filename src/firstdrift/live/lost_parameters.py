@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import wide
-from ..compare.result import Why
+from ..core.arrays import wide
+from ..core.sites import PARAMETER_PHASES, Site
+from ..core.traces import Trace
 from ..judge.case import Chains, decided
+from ..judge.measure.result import Why
 from ..pair.pairs import Alignment, Unmatched
-from ..sites import PARAMETER_PHASES, Site
-from ..traces import Trace
 
 
 def lost_parameters(

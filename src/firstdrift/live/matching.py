@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..compare.storage import along_same_axes
+from ..core.sites import PARAMETER_PHASES, Site
+from ..core.traces import Trace
 from ..errors import SelectionError
-from ..pair.correspondence import correspond
-from ..pair.lying_names import lying_names
-from ..pair.outline import Outline
-from ..pair.owned_weights import weights_of_owners
+from ..judge.measure.storage import along_same_axes
 from ..pair.pairs import Transform
 from ..pair.same_weights import SameWeights
-from ..pair.translated import port_of
-from ..sites import PARAMETER_PHASES, Site
-from ..traces import Trace
+from ..pair.structure.correspondence import correspond
+from ..pair.structure.lying_names import lying_names
+from ..pair.structure.outline import Outline
+from ..pair.structure.owned_weights import weights_of_owners
+from ..pair.structure.translated import port_of
 
 UNMATCHED = "~"  # ends the name of a candidate's module that stands for none of the reference, where that is taken
 _NOT_MODULES = frozenset({"input", "loss", "lossgrad"})

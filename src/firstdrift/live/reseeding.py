@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .._kernels import measure
-from ..compare.result import Cause
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from ..explain.labels import LABELS
-from ..sites import Site
-from ..traces import Array, Trace
+from ..judge.measure.result import Cause
+from ..kernels import measure
 from .matching import Names
 from .sides import Side, record
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from ..capture.tracing import trace
+from ..compare.open_trace import open_trace
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..errors import CaptureError
-from ..opening import open_trace
-from ..sites import Site
-from ..traces import Trace
-from ..tracing import trace
 from .copying import copied_model
 from .precise import Lifting, dtype_of, in_dtype
 

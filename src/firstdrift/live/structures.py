@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..capture.torch.values import _entries
+from ..capture.torch.tensor_values import _entries
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 

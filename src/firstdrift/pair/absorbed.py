@@ -11,13 +11,13 @@ from math import prod
 
 import numpy as np
 
-from ..records import Record
-from ..sites import PARAMETER_PHASES, Site, in_words
-from ..traces import Trace
+from ..core.records import Record
+from ..core.sites import PARAMETER_PHASES, Site, in_words
+from ..core.traces import Trace
 from .conventions import is_bookkeeping
 from .folded import folded
-from .outline import dims_of, is_input
 from .pairs import Pair, Unmatched
+from .structure.outline import dims_of, is_input
 
 UNREAD = "a further result, which nothing reads; what else is returned was compared"
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ..core.records import Record
+from ..core.sites import PARAMETER_PHASES, Site, fits_glob
+from ..core.traces import Trace
 from ..errors import SelectionError
-from ..records import Record
-from ..sites import PARAMETER_PHASES, Site, fits_glob
-from ..traces import Trace
 from .absorbed import explained
 from .batches import SCALED_PHASES, Units, sample_steps
-from .calls import is_unscaled, recorded_calls, said_call
+from .call_counts import is_unscaled, recorded_calls, said_call
 from .other_layouts import with_layouts
-from .outline import is_input
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
+from .structure.outline import is_input
 
 if TYPE_CHECKING:  # reading a map is not for free, and most comparisons need none
     from .mapping import Mapping, Rule
@@ -142,7 +142,7 @@ class _Aligner:
 
     def by_evidence(self, reference: Trace, candidate: Trace) -> None:
         """What nothing has named: by what was computed, and with what."""
-        from .finding import found_by_evidence  # here, because most comparisons need none of it
+        from .structure.finding import found_by_evidence  # here, because most comparisons need none of it
 
         found = found_by_evidence(reference, candidate, self.pairs, self.waiting, self.theirs, self.used)
         if found is None:

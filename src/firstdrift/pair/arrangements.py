@@ -12,7 +12,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..traces import Array
+from ..core.traces import Array
 from .pairs import ReconcileError, Transform, apply_all
 
 NEAR = 1e-2  # of the norm: closer than this, two tensors are taken for the same numbers

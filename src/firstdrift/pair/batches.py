@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..errors import SelectionError
-from ..sites import Site
-from ..traces import Trace
 from .pairs import Transform
 
 SCALED_PHASES = frozenset({"lossgrad", "agrad", "grad"})  # `grad_scaled` is what the optimizer sees on either side

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import Record
-from ..sites import Site
-from ..traces import Array, Trace
+from ..core.records import Record
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from .arrangements import arrangement
 from .conventions import PRODUCTS, family_of, role_of
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._kernels import stats
-from ..dtypes import roundoff
-from ..records import Record
-from ..traces import Array, Trace
+from ..core.dtypes import roundoff
+from ..core.records import Record
+from ..core.traces import Array, Trace
+from ..kernels import stats
 
 EXACT = 1e-6  # of the largest element: the same numbers, summed in another order
 PROVEN_BITS = 24.0

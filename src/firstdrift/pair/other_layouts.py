@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..records import Record
-from ..sites import Site
-from ..traces import Array, Trace
+from ..core.records import Record
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from .arrangements import Steps, agrees, arrangement, deinterleaved
 from .moments import EXACT
 from .pairs import Pair

@@ -8,10 +8,10 @@ from math import prod
 
 import numpy as np
 
-from ..records import Record
-from ..scratch import mapped_rows
-from ..sites import Site
-from ..traces import Array
+from ..core.records import Record
+from ..core.scratch import mapped_rows
+from ..core.sites import Site
+from ..core.traces import Array
 
 
 class ReconcileError(ValueError):

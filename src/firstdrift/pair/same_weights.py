@@ -9,7 +9,7 @@ import numpy as np
 
 from .conventions import is_bookkeeping, words_of
 from .moments import EXACT, Numbers, agree, apart, joined
-from .outline import Outline, Weight
+from .structure.outline import Outline, Weight
 
 MOST_PARTS = 512  # of one tensor: a stack of experts
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..records import At
-from ..sites import Site
-from ..strict_json import Json
+from ..core.records import At
+from ..core.sites import Site
+from ..core.strict_json import Json
 
 if TYPE_CHECKING:
     from .cuts import Cut

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ..dtypes import roundoff
+from ..core.dtypes import roundoff
 from .calls import Call, Step, reads
 from .cuts import Cut, type_of
 

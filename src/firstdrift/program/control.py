@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..strict_json import Json
+from ..core.strict_json import Json
 from .calls import Call, Place, Ref, Step, reads, refs
 
 _COMMON = (-1, 0, 1)  # numbers that stand in calls for many reasons

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from ..dtypes import ITEMSIZE, UNIT_ROUNDOFF
+from ..core.dtypes import ITEMSIZE, UNIT_ROUNDOFF
 from .calls import Call, Leaf, Ref, Step, Type, reads
 from .cuts import Cut, type_of
-from .device_kernels import needs
+from .running.device_kernels import needs
 from .running.not_replayable import NotReplayableError
 
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..sites import Site
+from ..core.sites import Site
 from .calls import Leaf, Ref, Step, Type
 from .control import Control, NumberRead
-from .device_kernels import needs
+from .running.device_kernels import needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..traces import Array, Trace
+from ..core.traces import Array, Trace
 from .calls import Ref, Step
 from .control import NumberRead
 from .costs import LIMITS, Cost, Limits, check_cost, cost_of, why_too_much
 from .cuts import Cut, type_of
-from .device_kernels import needs
 from .running.allowed import operation
 from .running.batching import Taken, batch_of, counts_of_parts, parts_of
 from .running.decoding import decoded
+from .running.device_kernels import needs
 from .running.making import FAILURES
 from .running.nodes import Nodes, Tensors, Values
 from .running.not_replayable import ControlDiffersError, NotReplayableError
-from .running.numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
+from .running.read_numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
 from .running.rounding import Shake, decisions
 from .running.stored_tensors import tensor_of
 from .running.torch_dtypes import lifted

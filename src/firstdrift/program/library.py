@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..records import Record
-from ..sites import Site
-from ..traces import Trace
+from ..core.records import Record
+from ..core.sites import Site
+from ..core.traces import Trace
 from .building.call_templates import Template
 from .building.library_backward import Backward
 from .building.library_forward import NOTE, Building, Told, told_of

@@ -8,7 +8,7 @@ from multiprocessing import parent_process
 
 import torch
 
-from ..strict_json import Json
+from ..core.strict_json import Json
 
 MOST_THREADS = 4096
 _DEFAULTS = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..sites import Site
-from ..traces import Array, Trace
+from ..core.sites import Site
+from ..core.traces import Array, Trace
 from .calls import Call, Function, Leaf, Place, Ref, Step, reads
 from .costs import Limits, check_cost, cost_of
 from .cuts import Cut, type_of

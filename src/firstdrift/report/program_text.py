@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from ..core.sites import Site, shown
+from ..core.strict_json import Json
 from ..program.calls import Bytes, Call, Earlier, Function, Inline, Leaf, Missing, Place, Ref, Source, Step, Type
-from ..sites import Site, shown
-from ..strict_json import Json
 
 MOST_ELEMENTS = 6  # of a constant that are printed
 

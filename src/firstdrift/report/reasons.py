@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from ..compare.result import Effect, PairResult, SettingResult, Why
-from ..sites import Site, in_words
+from ..core.sites import Site, in_words
+from ..judge.measure.result import Effect, PairResult, SettingResult, Why
 
 Facts = Mapping[str, Any]
 

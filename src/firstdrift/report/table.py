@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from .._kernels import Measurement
-from ..compare.result import PairResult, Result, Verdict
-from ..sites import Site
+from ..core.sites import Site
+from ..judge.measure.result import PairResult, Result, Verdict
+from ..kernels import Measurement
 from .words import columns, concentration, exact, finiteness, measured_shape, number, pad, place, position, wrap
 
 FOLD_FROM = 3  # `same` pairs in a row from which on they become one line

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..compare.result import Cause, Effect, Result, SettingResult, Verdict
+from ..core.sites import Site, shown
+from ..judge.measure.result import Cause, Effect, Result, SettingResult, Verdict
 from ..pair.pairs import Unmatched
-from ..sites import Site, shown
 from .reasons import proof_of, setting_in_words
 from .table import Paint, table
 from .words import confidence, fit, number_of, place, printable, wrap

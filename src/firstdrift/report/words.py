@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, isnan, prod
 from unicodedata import combining, east_asian_width
 
-from .._kernels import Measurement, Region
+from ..core.sites import Site
+from ..kernels import Measurement, Region
 from ..pair.pairs import Pair
-from ..sites import Site
 
 Number = int | float
 ELLIPSIS = "..."

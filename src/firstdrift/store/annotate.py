@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..atomic import replacing
+from ..core.atomic import replacing
+from ..core.sites import Site
+from ..core.strict_json import Json, decode_object, encode
 from ..errors import storage
-from ..sites import Site
-from ..strict_json import Json, decode_object, encode
 from .layout import HEADER, INDEX
 from .reader import read
 

@@ -14,11 +14,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
-from ..dtypes import ITEMSIZE
+from ..core.dtypes import ITEMSIZE
+from ..core.records import CORE_KEYS, NOTHING, At, Record, core_fields, line_details, parse_record, tensor_bytes
+from ..core.sites import MAX_INDEX, PHASE_RANK, Site, check_name
+from ..core.strict_json import decode_object, scan
 from ..errors import FirstdriftError, FormatError, SiteError
-from ..records import CORE_KEYS, NOTHING, At, Record, core_fields, line_details, parse_record, tensor_bytes
-from ..sites import MAX_INDEX, PHASE_RANK, Site, check_name
-from ..strict_json import decode_object, scan
 from .layout import MAX_LINE
 
 BLOCK_BYTES = 256 << 10

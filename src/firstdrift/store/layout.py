@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from .._version import __version__
+from ..core.strict_json import Json, decode_object, encode
 from ..errors import FormatError, SiteError, VersionError
-from ..strict_json import Json, decode_object, encode
 
 FORMAT = "firstdrift-trace"
 VERSION = 1

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.records import Record
+from ..core.regular import open_regular, read_regular
+from ..core.sites import Site
+from ..core.strict_json import Json
+from ..core.traces import Trace
 from ..errors import FormatError, storage
-from ..records import Record
-from ..regular import open_regular, read_regular
-from ..sites import Site
-from ..strict_json import Json
-from ..traces import Trace
 from .index import IndexReader
 from .layout import HEADER, INDEX, MAX_HEADER, data_file, parse_header, rank_directories
 from .lock import is_held

@@ -14,14 +14,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..arrays import as_array
-from ..atomic import replacing
-from ..dtypes import ITEMSIZE, dtype_name
+from ..core.arrays import as_array
+from ..core.atomic import replacing
+from ..core.dtypes import ITEMSIZE, dtype_name
+from ..core.records import At, encode_details, encode_line, tensor_bytes
+from ..core.sites import Site, check_site, default_port, plain_text, whole
+from ..core.strict_json import Json, encode
+from ..core.traces import Array
 from ..errors import FirstdriftError, SiteError, StorageError, storage
-from ..records import At, encode_details, encode_line, tensor_bytes
-from ..sites import Site, check_site, default_port, plain_text, whole
-from ..strict_json import Json, encode
-from ..traces import Array
 from .background import BackgroundQueue
 from .directory import exists, forget, is_trace, open_files, stale_ranks
 from .layout import HEADER, INDEX, MAX_RANKS, new_header, rank_directory

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
-from ..compare.result import Verdict
-from ..strict_json import plain
+from ..core.strict_json import plain
+from ..judge.measure.result import Verdict
+from .case_rows import COULD_NOT_TELL, INTERNAL_ERROR, Row
 from .cases import Case, key_of
-from .findings import Repeated, repeated
-from .rows import COULD_NOT_TELL, INTERNAL_ERROR, Row
 from .sentences import describe_growth, sentence_of
-from .shares import Share
+from .shares import Repeated, Share, repeated
 from .summaries import ParameterSummary, SiteSummary, parameters, summarise
 
 SCHEMA = "firstdrift-sweep-v1"

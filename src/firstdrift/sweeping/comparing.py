@@ -18,16 +18,16 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from ..compare.measuring import load_recorded
-from ..comparison import diff
+from ..compare.comparison import diff
+from ..compare.open_trace import open_trace
+from ..core.traces import unchanged
 from ..errors import FirstdriftError
+from ..judge.measure.measuring import load_recorded
 from ..judge.replay.programs import is_forked_from_torch
-from ..opening import open_trace
-from ..traces import unchanged
+from .case_rows import Row, fed_to, row_of
 from .cases import Case
 from .growth import growth_of
-from .processes import leave_when_told
-from .rows import Row, fed_to, row_of
+from .templates import leave_when_told
 
 # The path of modules comes first: what is imported after it is found where the parent found it.
 SERVE = (

@@ -9,11 +9,11 @@ from statistics import linear_regression
 
 import numpy as np
 
-from ..compare.result import PairResult, Result
+from ..core.traces import Array, Trace
 from ..errors import FirstdriftError
+from ..judge.measure.result import PairResult, Result
 from ..pair.pairs import ReconcileError, apply_all
-from ..traces import Array, Trace
-from .rows import Growth, Load
+from .case_rows import Growth, Load
 
 COMPOUNDS = 4.0  # times the reference's own distance from float64
 JUMP = 4.0  # times the step before: no smooth growth

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..compare.result import Verdict
+from ..judge.measure.result import Verdict
+from .case_rows import COULD_NOT_TELL, Growth, Place
 from .cases import name_of
-from .findings import Repeated
 from .growth import COMPOUNDS, compounds, factor, jumps, ratio
-from .rows import COULD_NOT_TELL, Growth, Place
-from .shares import DEPENDENT, ROBUST, Share
+from .shares import DEPENDENT, ROBUST, Repeated, Share
 
 if TYPE_CHECKING:
     from .answer import SweepResult

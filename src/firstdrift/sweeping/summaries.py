@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, median
 
+from ..core.sites import PHASE_RANK
 from ..errors import SelectionError
-from ..sites import PHASE_RANK
+from .case_rows import DRIFTS, GRAVITY, Place, Row, SiteRow
 from .cases import name_of
-from .rows import DRIFTS, GRAVITY, Place, Row, SiteRow
 from .shares import CLEAN, Share
 
 DECIDED = DRIFTS | {"same", "noise", "flip"}

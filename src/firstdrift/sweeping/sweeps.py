@@ -12,16 +12,15 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from ..core.strict_json import Json
 from ..errors import SelectionError
-from ..strict_json import Json
 from . import templates
 from .answer import SweepResult
-from .cases import Case, as_cases, key_of
+from .case_rows import Row
+from .case_runs import Done, Finished, Plan, Side, Work, run_cases
+from .case_sides import Command, Function
+from .cases import Case, as_cases, find_pairs, key_of
 from .ledger import Ledger, open_ledger
-from .pairs import find_pairs
-from .rows import Row
-from .running import Done, Finished, Plan, Side, Work, run_cases
-from .sides import Command, Function
 
 Given = str | Callable[..., Any]
 Cases = str | PathLike[str] | Mapping[str, Iterable[Json]] | Iterable[Json]

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ..dtypes import ITEMSIZE, dtype_name, numpy_dtype
+from ..compare.open_trace import BUILT_IN, load_format, open_trace
+from ..core.dtypes import ITEMSIZE, dtype_name, numpy_dtype
+from ..core.records import Record
+from ..core.sites import PARAMETER_PHASES, PHASES, Site
+from ..core.strict_json import Json
+from ..core.traces import Array, Trace
 from ..errors import FirstdriftError, TraceExistsError
-from ..opening import BUILT_IN, load_format, open_trace
-from ..records import Record
-from ..sites import PARAMETER_PHASES, PHASES, Site
-from ..strict_json import Json
-from ..traces import Array, Trace
 from . import strategies
 from .damage import Outcome, cuts, files_of, full_disk, read_all, snapshot
 from .samples import awkward_array, bits, memory_trace
@@ -41,7 +41,7 @@ _property = settings(
 class FormatConformance:
     """Subclass as `TestSomething`, set `format`, and set or override what the format cannot carry."""
 
-    format: ClassVar[Any]  # a `firstdrift.opening.Format`
+    format: ClassVar[Any]  # a `firstdrift.compare.open_trace.Format`
     suffix: ClassVar[str] = ""  # of a path the format writes to
     dtypes: ClassVar[Sequence[str]] = tuple(ITEMSIZE)
     phases: ClassVar[Sequence[str]] = PHASES

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ..compare.open_trace import Format
+from ..core.sites import Site
+from ..core.traces import Trace
 from ..errors import FirstdriftError
-from ..opening import Format
-from ..sites import Site
-from ..traces import Trace
 from .samples import bits
 
 ALL_CUTS_UP_TO = 700  # bytes; of larger files both ends and a sample between are cut

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dtypes import ITEMSIZE, dtype_name, numpy_dtype
+from ..core.dtypes import ITEMSIZE, dtype_name, numpy_dtype
+from ..core.records import Record
+from ..core.sites import Site
+from ..core.strict_json import Json
+from ..core.traces import Array, Trace
 from ..errors import FormatError
-from ..records import Record
-from ..sites import Site
-from ..strict_json import Json
-from ..traces import Array, Trace
 
 # Exponent bits of the IEEE-like formats whose infinities and NaNs can be spelled from it.
 _EXPONENT_BITS = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}

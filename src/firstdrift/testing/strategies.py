@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from ..dtypes import ITEMSIZE, numpy_dtype
+from ..core.dtypes import ITEMSIZE, numpy_dtype
+from ..core.sites import PHASES, Site, check_name, default_port
+from ..core.traces import Array, Trace
 from ..errors import SiteError
-from ..sites import PHASES, Site, check_name, default_port
-from ..traces import Array, Trace
 from .samples import memory_trace
 
 _WORDS = ("conv1", "ln1", "attn", "layers.0", "layers.10.mlp", "q_proj", "input", "loss", "fwd", "grad", "weight", "c1")

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
+from ...core.records import NOT_COMPARABLE, NOT_REQUIRED
+from ...core.sites import Site
+from ...core.strict_json import Json
 from ...errors import CaptureWarning
-from ...records import NOT_COMPARABLE, NOT_REQUIRED
-from ...sites import Site
-from ...strict_json import Json
 from ..recorder import Kept
-from .losses import gradient_of
 from .names import parameters_of
+from .producers import gradient_of
 from .run import Run
+from .tensor_values import NotComparableError, array_of, takes_gradient, version_of, without_values
 from .turns import BACKWARD
-from .values import NotComparableError, array_of, takes_gradient, version_of, without_values
 
 NO_GRADIENT = "no gradient"
 OVERWRITTEN = f"{NOT_COMPARABLE}the output is a view that was written over in place, which takes its place in the graph"

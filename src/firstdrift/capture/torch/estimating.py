@@ -13,18 +13,18 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from ...dtypes import dtype_name
+from ...core.dtypes import dtype_name
+from ...core.strict_json import Json
+from ...core.traces import Array
 from ...errors import FirstdriftError
 from ...store.writer import Stored
-from ...strict_json import Json
-from ...traces import Array
-from ..estimate import Estimate
+from ..answers import Estimate
 from ..recorder import Recorder, Summary
 from ..scope import Scope
-from .opening import as_optimizers
+from .entering import as_optimizers
 from .session import Tracing
-from .updates import Optimizer
-from .values import counting, outputs, takes_gradient
+from .step_updates import Optimizer
+from .tensor_values import counting, outputs, takes_gradient
 
 
 class Tally:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...sites import Site
-from ...strict_json import Json
+from ...core.sites import Site
+from ...core.strict_json import Json
 from .backward import Backward
 from .hooks import is_compiled
 from .names import attrs_of, behind, classes_of, is_scripted, layer_of, named_arguments, numbered_arguments
 from .ops import Operations
 from .run import Run
-from .values import leaves, outputs
+from .tensor_values import leaves, outputs
 
 
 @dataclass(slots=True)

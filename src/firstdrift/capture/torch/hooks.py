@@ -20,8 +20,8 @@ from torch import nn
 from torch._guards import TracingContext
 from torch.autograd.graph import GradientEdge
 
-from ... import taps
-from .modes import functions_aside
+from ...core import taps
+from .calls.modes import functions_aside
 from .ops import unseen
 from .turns import in_backward as in_backward
 from .turns import this_thread

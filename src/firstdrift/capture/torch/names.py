@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...strict_json import Json
+from ...core.strict_json import Json
 
 _MOST_ITEMS = 16  # of a tuple that is still a hyper-parameter
 _LONGEST = 256  # characters of a text, bits of a number

@@ -1,8 +1,5 @@
-"""What is known of live tensors: what was kept of them, and from which recorded sites they were computed.
-
-A tensor that a module returned is known by identity. What lies between two modules is found in the autograd graph,
-whose nodes carry the sites of the tensors they made; nothing here keeps a tensor or a graph alive. Where there is no
-graph, `derived` takes what an observer of single operations saw.
+"""What is known of live tensors: what was kept of them, which recorded sites they were computed from, and what a
+loss is the mean or the sum of.
 """
 
 from __future__ import annotations
@@ -14,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ...sites import Site
+from ...core.sites import Site
 from ..recorder import Kept
-from .values import version_of
+from .tensor_values import version_of
 
 _SWEEP = 4096  # entries, from which on those of dead tensors are dropped
 _numbers = count()
@@ -126,3 +123,51 @@ class Known:
         self._entries = {key: entry for key, entry in self._entries.items() if entry.ref() is not None}
         self._derived = {key: entry for key, entry in self._derived.items() if entry[0]() is not None}
         self._limit = max(_SWEEP, 2 * len(self._entries))
+
+
+_MEAN, _SUM = 1, 2  # torch's own numbers for reductions
+_PASS = ("ToCopyBackward", "ViewBackward", "SqueezeBackward", "CloneBackward", "AliasBackward", "UnsqueezeBackward")
+
+
+def gradient_of(loss: torch.Tensor) -> dict[str, str | int] | None:
+    """`{"reduction", "batch"}` of a loss whose last operation says it; None where that cannot be known for certain.
+
+    `batch` is the number of terms that a mean is taken over: samples, tokens or elements, as the loss counts them.
+    """
+    node = loss.grad_fn
+    while node is not None and node.name().startswith(_PASS):
+        node = node.next_functions[0][0]
+    if node is None:
+        return None
+    name = node.name()
+    if name.startswith("MeanBackward"):
+        return _said("mean", _size(node, "_saved_self_sym_numel"))
+    if name.startswith("SumBackward"):
+        return _said("sum", 1)
+    reduction = getattr(node, "_saved_reduction", None)
+    if reduction not in (_MEAN, _SUM):
+        return None
+    if reduction == _SUM:
+        return _said("sum", 1)
+    if name.startswith("NllLoss"):
+        if _is_hooked(node, "target") or _is_hooked(node, "weight") or node._saved_weight is not None:  # type: ignore[attr-defined]
+            return None  # a weighted mean divides by the sum of the weights
+        # Counted from the targets: torch's own count has the type of the logits, and bfloat16 cannot hold 1001.
+        target, ignored = node._saved_target, node._saved_ignore_index  # type: ignore[attr-defined]
+        return _said("mean", int((target != ignored).sum()))
+    return None if _is_hooked(node, "self") else _said("mean", _size(node, "_saved_self"))
+
+
+def _is_hooked(node: Any, name: str) -> bool:
+    """Whether getting at a saved tensor would run code: the user's own, or a checkpoint's, which computes it again."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    return raw is None or getattr(raw, "unpack_hook", raw) is not None  # what cannot be asked may well be hooked
+
+
+def _said(reduction: str, batch: int | None) -> dict[str, str | int] | None:
+    return {"reduction": reduction, "batch": batch} if batch else None
+
+
+def _size(node: Any, name: str) -> int | None:
+    found = getattr(node, name, None)
+    return found.numel() if isinstance(found, torch.Tensor) else found

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ...core.sites import Site
+from ...core.strict_json import Json
+from ...core.traces import Array
 from ...errors import StorageError
-from ...sites import Site
-from ...strict_json import Json
-from ...traces import Array
 from ..recorder import Kept, Recorder
 from ..scope import Scope
 from .names import classes_of, modules_of
 from .producers import Known
+from .tensor_values import NotComparableError, array_of
 from .turns import Turn
-from .values import NotComparableError, array_of
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -33,7 +33,7 @@ EYES = _Eyes()
 
 
 if TYPE_CHECKING:
-    from .program_recorder import ProgramRecorder
+    from .calls.program_recorder import ProgramRecorder
 
 
 class Run:

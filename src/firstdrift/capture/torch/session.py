@@ -15,13 +15,13 @@ from ..recorder import Recorder
 from ..scope import Scope, some_of
 from . import hooks
 from .backward import Backward
+from .calls.program_recorder import ProgramRecorder
 from .forward import Forward
 from .names import is_scripted, outermost
-from .program_recorder import ProgramRecorder
 from .run import Run
+from .step_updates import Optimizer, Updates
+from .tensor_values import outputs
 from .turns import Turn
-from .updates import Optimizer, Updates
-from .values import outputs
 from .verification import Verification
 
 

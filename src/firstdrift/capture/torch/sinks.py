@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...errors import CaptureError
-from .values import outputs, takes_gradient
+from .tensor_values import outputs, takes_gradient
 
 Sink = Callable[[int, str, str, torch.Tensor], object]
 

@@ -17,11 +17,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from ...errors import CaptureError
-from ...opening import open_trace
-from ...stale import repeated_outputs
+from ...store.formats.native_format import read
+from ..stale import repeated_outputs
 from . import hooks
 from .names import is_scripted
-from .values import NotComparableError, array_of, outputs
+from .tensor_values import NotComparableError, array_of, outputs
 
 Content = tuple[str, str, tuple[int, ...] | None, bytes | None]  # port, type, shape, bytes
 
@@ -65,7 +65,7 @@ class Verification:
                 f"{self._path}: the traced and the untraced forward pass differ at {', '.join(self._differing)}; the "
                 "model keeps state outside its buffers or is not deterministic (see torch.use_deterministic_algorithms)"
             )
-        repeated = repeated_outputs(open_trace(self._path))
+        repeated = repeated_outputs(read(self._path))
         if repeated:
             first, second = repeated[0]
             raise CaptureError(

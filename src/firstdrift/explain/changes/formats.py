@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...program.calls import Call
 from ...program.edits import ROUNDED, Edit, local, made_by
 from ...program.reruns import Rerun
-from ..around import MOVES, Around, Change, replaced
+from ..one_program.around import MOVES, Around, Change, replaced
 
 SHORT = ("f16", "bf16")
 NAMES = {"f16": "float16", "bf16": "bfloat16"}

@@ -8,8 +8,8 @@ from math import prod
 
 from ...program.calls import Call, Ref
 from ...program.edits import local, made_by
-from ..around import Around, Change
 from ..naming import NORMS, ROOTS, axes_label
+from ..one_program.around import Around, Change
 
 SQUARES = frozenset({"square", "pow", "mul"})
 MOST_PADS = 64  # ways to divide padding between two ends

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...core.traces import Array
 from ...program.calls import Call, Ref
 from ...program.edits import local, made_by
-from ...traces import Array
-from ..around import ATTENTION, LOW, MOVES, Around, Change, number
 from ..naming import CHANGED, CHOOSING, mask_label
+from ..one_program.around import ATTENTION, LOW, MOVES, Around, Change, number
 
 FILLS = (0.0, -1.0, 1.0, -1e4, -1e9, float("-inf"))
 BOTH = frozenset({"logical_and", "logical_or", "bitwise_and", "bitwise_or", "mul"})

@@ -8,8 +8,8 @@ from math import prod
 
 from ...program.calls import Ref
 from ...program.edits import local, made_by
-from ..around import ATTENTION, Around, Change, base
 from ..naming import CHANGED, interleave_label, merge_label, parts_label, position_label
+from ..one_program.around import ATTENTION, Around, Change, base
 
 MOST_AXES = 4  # whose orders are all tried
 MOST_PARTS = 4

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...program.edits import Edit
 from ...program.reruns import Rerun
-from ..around import Around
+from ..one_program.around import Around
 from ..step_names import PARAMETER, role
-from .numbers import Constant, constants
+from .constants import Constant, constants
 
 NEAR = 1e-6  # relative: what a number may be off the way in which it was computed
 MOST_WAYS = 12  # to take numbers together that come of several ways each

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ...core.traces import Array
 from ...program.calls import Call, Ref, reads
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
-from ...traces import Array
-from ..around import MOVES, Around, Change, are_positions, base, replaced
 from ..naming import (
     CHANGED,
     LOSSES,
@@ -26,8 +25,9 @@ from ..naming import (
     source_label,
     swapped_label,
 )
-from ..rows import PART, left_out
-from ..values import name_of, told
+from ..one_program.around import MOVES, Around, Change, are_positions, base, replaced
+from ..one_program.rows import PART, left_out
+from ..one_program.values import name_of, told
 
 FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
 GATES = (3, 4)  # blocks of a recurrent layer's weights

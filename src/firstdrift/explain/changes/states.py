@@ -7,14 +7,14 @@ from itertools import combinations
 
 import numpy as np
 
+from ...core.sites import Site
+from ...core.traces import Array
 from ...program.calls import Call, Earlier, Leaf, Ref, reads
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
-from ...sites import Site
-from ...traces import Array
-from ..around import Around, Change, base
-from ..values import name_of
-from .numbers import Constant, constants, plainly
+from ..one_program.around import Around, Change, base
+from ..one_program.values import name_of
+from .constants import Constant, constants, plainly
 
 LEFT = frozenset({"optim", "weight_after"})  # what a step leaves
 NEW = frozenset({"zeros_like", "zeros", "new_zeros"})

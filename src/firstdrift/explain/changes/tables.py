@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from ...core.traces import Array
 from ...program.calls import Ref
 from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
-from ...traces import Array
-from ..around import Around, Change
 from ..naming import table_label
-from ..narrowing import Lined
-from ..values import told
-from .numbers import plainly
+from ..one_program.around import Around, Change
+from ..one_program.narrowing import Lined
+from ..one_program.values import told
+from .constants import plainly
 
 BITS = 4.0  # to say which table, of the few that a program holds
 FEWEST = 2  # numbers of a table

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ...program.calls import Call, Ref
 from ...program.edits import Edit, local, made_by
-from ..around import MOVES, Around, Change
-from ..chains import FEW_DEEP, expression, makers_of
-from ..naming import (
+from ..naming import (  # fmt: skip
     CHANGED,
     CHOOSING,
     activation_label,
@@ -18,8 +16,10 @@ from ..naming import (
     scaled_label,
     skipped_label,
     swapped_label,
-)  # fmt: skip
-from .numbers import constants
+)
+from ..one_program.around import MOVES, Around, Change
+from ..two_programs.chains import FEW_DEEP, expression, makers_of
+from .constants import constants
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "softplus", "hardswish", "hardsigmoid",
                "hardtanh", "mish", "exp", "abs", "selu", "relu6", "softsign", "celu", "log_sigmoid")  # fmt: skip

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...sites import Site
-from ...traces import Array
-from ..agreement import agree, distance, floats, limit
+from ...core.sites import Site
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import agree, distance, floats, limit
 from .coarser import stored_coarser
 from .elementwise import offset, scale
 from .hypotheses import Finding, Hypothesis, residual

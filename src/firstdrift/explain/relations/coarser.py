@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dtypes import UNIT_ROUNDOFF, numpy_dtype
-from ...traces import Array
-from ..agreement import Floats, floats, limit
+from ...core.dtypes import UNIT_ROUNDOFF, numpy_dtype
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, floats, limit
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...traces import Array
-from ..agreement import Floats, distance, floats, limit, rounded
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, distance, floats, limit, rounded
 from .factors import names_of, told
 from .hypotheses import DOMINANT, FEW, Finding, Hypothesis
 from .screening import positions, sampled

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...sites import Site
-from ...traces import Array
-from ..agreement import agree, distance, factor, floats, limit, rounded, snapped, telling
+from ...core.sites import Site
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import agree, distance, factor, floats, limit, rounded, snapped, telling
 from .hypotheses import Finding, Hypothesis
 
 CANCELLED = 1e-3  # of the largest: gradients below that may be the rounding errors of a sum that is zero

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...compare.result import Cause
-from ...traces import Array
+from ...core.traces import Array
+from ...judge.measure.result import Cause
 from ..evidence import Evidence
 from ..labels import LABELS
 from .regions import shape_of_difference

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ...sites import BACKWARD_PHASES, Site
-from ...traces import Array
-from ..agreement import Floats, floats, limit
+from ...core.sites import BACKWARD_PHASES, Site
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, floats, limit
 from .hypotheses import FEW, Finding, Hypothesis
 
 LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}

@@ -9,10 +9,10 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.sites import Site
 from ...judge.apriori.kinds import ELEMENTWISE, kind_of
-from ...sites import Site
-from ..agreement import limit
 from ..evidence import Evidence
+from ..one_program.agreement import limit
 from .hypotheses import Finding, Hypothesis
 from .regions import heads_of
 from .screening import positions, sampled

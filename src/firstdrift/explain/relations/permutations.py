@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...traces import Array
-from ..agreement import floats, limit
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import floats, limit
 from .hypotheses import Finding, Hypothesis
 from .layouts import has_heads, role
 from .regions import heads_of

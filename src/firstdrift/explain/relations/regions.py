@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces import Array
+from ...core.traces import Array
 from ..evidence import Evidence
 
 HELD = 0.99  # of the squared difference: what holds this much holds the difference

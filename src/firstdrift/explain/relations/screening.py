@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...sites import Site
-from ...traces import Array
+from ...core.sites import Site
+from ...core.traces import Array
 from ..evidence import Evidence, Surroundings
 
 LARGE = 1 << 20  # elements: larger tensors are looked at in part first

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces import Array
-from ..agreement import Floats, limit
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, limit
 from .screening import positions
 
 Order = NDArray[np.intp]

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...sites import Site
-from ...traces import Array
-from ..agreement import Floats, floats, limit
+from ...core.sites import Site
+from ...core.traces import Array
 from ..evidence import Evidence, Surroundings
+from ..one_program.agreement import Floats, floats, limit
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces import Array
-from ..agreement import Floats, floats, limit
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, floats, limit
 from ..relations.hypotheses import Finding, Hypothesis
 
 GROUPS = (128, 64, 32)  # elements that share a step in common formats

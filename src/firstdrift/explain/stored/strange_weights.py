@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...sites import Site
-from ...traces import Array
-from ..agreement import agree, distance, floats
+from ...core.sites import Site
+from ...core.traces import Array
 from ..evidence import Evidence
+from ..one_program.agreement import agree, distance, floats
 from ..relations.hypotheses import Finding, Hypothesis
 from . import weight_grids, weight_layouts, weight_values
 from .weight_layouts import SCREEN, is_weight

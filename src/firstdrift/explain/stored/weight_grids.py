@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..agreement import Floats, distance, floats, limit
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, distance, floats, limit
 from ..relations.hypotheses import Finding, Hypothesis
 from .weight_layouts import is_weight
 

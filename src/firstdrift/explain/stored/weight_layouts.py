@@ -9,8 +9,8 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agreement import Floats, distance, floats, limit
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, distance, floats, limit
 from ..relations.hypotheses import Finding, Hypothesis
 
 Map = NDArray[np.intp]  # slice i of the candidate is slice map[i] of the reference

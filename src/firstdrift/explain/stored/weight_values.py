@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..agreement import Floats, distance, factor, floats, limit, rounded
 from ..evidence import Evidence
+from ..one_program.agreement import Floats, distance, factor, floats, limit, rounded
 from ..relations.hypotheses import Finding, Hypothesis
 from .weight_layouts import SCREEN, is_weight
 

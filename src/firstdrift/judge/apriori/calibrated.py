@@ -15,12 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ...compare.measuring import Measured
-from ...dtypes import roundoff
+from ...core.dtypes import roundoff
+from ...core.records import Record
+from ...core.sites import Site
 from ...pair.pairs import Pair
-from ...records import Record
-from ...sites import Site
 from ..graph import Graph
+from ..measure.measuring import Measured
 from ..truth import FACTOR, FACTORS, STORED
 from .kinds import GAIN, LEAST_MARGIN, PEER_MARGIN, PEERS, kind_of
 from .ladder import LONGEST_SUM, small

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dtypes import UNIT_ROUNDOFF
-from ...traces import Array
+from ...core.dtypes import UNIT_ROUNDOFF
+from ...core.traces import Array
 from .ladder import SHORT_LIMIT
 
 SAMPLE = 1 << 20

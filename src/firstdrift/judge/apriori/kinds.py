@@ -11,8 +11,8 @@ from math import prod
 
 import numpy as np
 
-from ...arrays import wide
-from ...traces import Array
+from ...core.arrays import wide
+from ...core.traces import Array
 from .ladder import likely_limit as likely_limit
 from .ladder import local_limit as local_limit
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
-from ...dtypes import UNIT_ROUNDOFF
+from ...core.dtypes import UNIT_ROUNDOFF
 
 # One rounding to nearest, of numbers of all sizes: its root mean square. Independent ones add up like a random walk.
 STORE = 0.42

@@ -5,21 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ...compare.measuring import Measured
-from ...dtypes import roundoff
+from ...core.dtypes import roundoff
+from ...core.sites import BACKWARD_PHASES, Site, is_inside
 from ...pair.pairs import Pair
-from ...sites import BACKWARD_PHASES, Site, is_inside
 from ..graph import Graph
-from .kinds import (
-    forward_length,
-    gain_limit,
-    is_product,
-    kind_of,
-    likely_limit,
-    local_limit,
-    norm_length,
-    per_sample,
-)
+from ..measure.measuring import Measured
+from .kinds import forward_length, gain_limit, is_product, kind_of, likely_limit, local_limit, norm_length, per_sample
 from .ladder import SQUARES, floor
 
 CALIBRATION = "noise"  # the key of a trace's line that says how noisy the reference itself is there

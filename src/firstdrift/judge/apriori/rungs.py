@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...compare.measuring import Measured
-from ...dtypes import UNIT_ROUNDOFF, roundoff
+from ...core.dtypes import UNIT_ROUNDOFF, roundoff
+from ...core.traces import Array
 from ...pair.pairs import Pair
-from ...traces import Array
+from ..measure.measuring import Measured
 from .grids import looks_like_rounding
 from .kinds import ELEMENTWISE, is_product, kind_of
 from .ladder import ATTENTION_RUNGS, RUNGS, Rung, rung

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import wide
-from ...compare.result import Finding, Verdict, Why
-from ...dtypes import roundoff
+from ...core.arrays import wide
+from ...core.dtypes import roundoff
+from ...core.sites import Site
+from ...core.traces import Array
 from ...pair.pairs import Pair
 from ...program.casts import dtypes_of, runs_in, written_casts
-from ...sites import Site
-from ...traces import Array
 from ..case import Case
+from ..measure.result import Finding, Verdict, Why
 from ..noise import excess_of
 from ..replay.introducing import DRIFT, expected_at, found_at
 from ..replay.replays import Replays

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import wide
-from ...compare.result import CLEAN, Finding, Verdict, Why
-from ...dtypes import UNIT_ROUNDOFF, roundoff
+from ...core.arrays import wide
+from ...core.dtypes import UNIT_ROUNDOFF, roundoff
+from ...core.sites import Site
+from ...core.traces import Array, Trace
 from ...program.calls import Call, Ref, Step
 from ...program.casts import meant_casts
 from ...program.cuts import Cuts
 from ...program.interpreter import Interpreter, NotReplayableError
 from ...program.running.rounding import decisions
-from ...sites import Site
-from ...traces import Array, Trace
 from ..case import Case, Chains, decided, last
+from ..measure.result import CLEAN, Finding, Verdict, Why
 from ..noise import excess_of
 from ..replay.introducing import DRIFT, found_at, introduced_at
 from ..replay.replays import LIMITS, Replays

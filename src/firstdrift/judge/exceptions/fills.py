@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import wide
-from ...compare.result import Finding, Verdict, Why
+from ...core.arrays import wide
+from ...core.sites import Site
+from ...core.traces import Array
 from ...pair.pairs import Pair
-from ...sites import Site
-from ...traces import Array
 from ..case import Case
+from ..measure.result import Finding, Verdict, Why
 from ..noise import excess_of
 from ..replay.introducing import DRIFT, expected_at, found_at, part_of
 from ..replay.replays import Replays

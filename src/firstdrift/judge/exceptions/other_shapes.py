@@ -7,13 +7,13 @@ that the model gives, stays what it is.
 
 from __future__ import annotations
 
-from ...compare.result import CLEAN, Finding, Verdict, Why
+from ...core.sites import Site
 from ...errors import FormatError
 from ...program.calls import Step, reads
 from ...program.cuts import Cut
-from ...program.read_program import read_program
-from ...sites import Site
+from ...program.written.read_program import read_program
 from ..case import Case, Chains, Findings, last
+from ..measure.result import CLEAN, Finding, Verdict, Why
 from ..replay.exercised import TRIALS, Exercised
 from ..replay.replays import Own, Replays
 from ..unexercised import alike

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from ...arrays import wide
+from ...core.arrays import wide
+from ...core.sites import Site
 from ...program.interpreter import NotReplayableError
-from ...sites import Site
 from ..case import Case
 from ..replay.replays import Replays
 from .equal_functions import FLOAT32, OUTWEIGHED

@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from ...compare.measuring import load_recorded
+from ...core.sites import Site
+from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
 from ...pair.pairs import Pair, ReconcileError, Transform, apply_all
-from ...sites import Site
-from ...traces import Array, Trace
+from ..measure.measuring import load_recorded
 
 _UNDONE = ("slice", "scale")  # steps from the reference's tensor to the pair's that can be gone back
 

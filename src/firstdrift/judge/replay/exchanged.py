@@ -7,14 +7,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from ...compare.stated import OPTIMIZER, Stated, are_alike
+from ...core.records import Record
+from ...core.sites import Site
+from ...core.strict_json import Json
+from ...core.traces import Trace
 from ...program.calls import Call, Ref, Step
 from ...program.cuts import Cut
 from ...program.interpreter import NotReplayableError, operation
-from ...records import Record
-from ...sites import Site
-from ...strict_json import Json
-from ...traces import Trace
+from ..measure.stated import OPTIMIZER, Stated, are_alike
 from .known_settings import setting_of
 
 

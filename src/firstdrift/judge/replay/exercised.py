@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import wide
-from ...dtypes import UNIT_ROUNDOFF
+from ...core.arrays import wide
+from ...core.dtypes import UNIT_ROUNDOFF
+from ...core.sites import Site
+from ...core.traces import Array
 from ...program.calls import Call, Program
 from ...program.interpreter import NotReplayableError, operation
 from ...program.running.rounding import moves
-from ...sites import Site
-from ...traces import Array
 from ..case import Case
 from ..noise import excess_of
 from ..unexercised import constants_of

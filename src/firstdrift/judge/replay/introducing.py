@@ -7,18 +7,18 @@ from math import inf, sqrt
 
 import numpy as np
 
-from ..._kernels import measure
-from ...arrays import wide
-from ...compare.measuring import load_recorded
-from ...compare.result import Why
-from ...compare.scales import CLEAR, Parts, is_clear, parts_of, profile_of
-from ...dtypes import roundoff
+from ...core.arrays import wide
+from ...core.dtypes import roundoff
+from ...core.sites import Site
+from ...core.traces import Array
 from ...errors import FirstdriftError
+from ...kernels import measure
 from ...pair.pairs import Pair, ReconcileError, apply_all
 from ...program.interpreter import ControlDiffersError, NotReplayableError, operation
 from ...program.running.rounding import is_kinked, moves
-from ...sites import Site
-from ...traces import Array
+from ..measure.measuring import load_recorded
+from ..measure.result import Why
+from ..measure.scales import CLEAR, Parts, is_clear, parts_of, profile_of
 from ..noise import Draw, Excess, excess_of
 from .replays import Replays
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...compare.stated import Stated, Unsaid, are_alike
+from ...core.sites import Site
 from ...program.operations.known_operations import OPERATIONS, is_exactly_named, named
 from ...program.operations.op_table import Operation, Setting
-from ...sites import Site
+from ..measure.stated import Stated, Unsaid, are_alike
 
 
 def settled(found: Sequence[Stated]) -> list[Stated]:

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from multiprocessing import get_start_method, parent_process
 from typing import TYPE_CHECKING
 
+from ...core.records import Record
+from ...core.sites import BACKWARD_PHASES, Site
+from ...core.traces import Trace
 from ...pair.pairs import Pair
-from ...records import Record
-from ...sites import BACKWARD_PHASES, Site
-from ...traces import Trace
 
 if TYPE_CHECKING:
     from ...program.building.library_forward import Told
@@ -52,7 +52,7 @@ def replays_for(
     if not asked or not is_torch_here():
         return None
     from ...program.process_settings import as_recorded
-    from ...program.read_program import read_program
+    from ...program.written.read_program import read_program
     from .replays import Own, Replays
 
     with as_recorded({}):
@@ -67,7 +67,7 @@ def replays_for(
 def program_for(trace: Trace, asked: Sequence[Site]) -> Program | None:
     """The program of a trace as far as some of its sites need it; None where nothing says how they were made."""
     from ...program.library import library_program
-    from ...program.read_program import read_program
+    from ...program.written.read_program import read_program
 
     recorded = read_program(trace)
     if recorded is not None:

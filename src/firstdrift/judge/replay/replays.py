@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...dtypes import roundoff
+from ...core.dtypes import roundoff
+from ...core.sites import Site
+from ...core.traces import Array, Trace
 from ...pair.pairs import Pair
 from ...program.calls import Call, Earlier, Leaf, Program, Ref, Step, reads
 from ...program.casts import meant_casts
@@ -22,8 +24,6 @@ from ...program.interpreter import Interpreter, NotReplayableError
 from ...program.process_settings import as_recorded
 from ...program.reruns import Piece, Rerun, rerun_of, samples_of
 from ...program.running.rounding import Shake, Unmoved, decisions, is_kinked
-from ...sites import Site
-from ...traces import Array, Trace
 from .counterparts import Counterparts
 
 LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts

@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import wide
-from ...compare.result import Effect
-from ...compare.stated import HEADER, OPTIMIZER, UNSAID, Stated
+from ...core.arrays import wide
+from ...core.sites import Site
+from ...core.traces import Array
 from ...errors import FirstdriftError
 from ...pair.pairs import Pair
 from ...program.building.library_updates import STATISTICS
 from ...program.calls import Call, Program, Step
-from ...program.changes import with_changes
+from ...program.edits import with_changes
 from ...program.interpreter import NotReplayableError
 from ...program.library import library_program
-from ...program.read_program import read_program
-from ...sites import Site
-from ...traces import Array
+from ...program.written.read_program import read_program
 from ..case import Case
+from ..measure.result import Effect
+from ..measure.stated import HEADER, OPTIMIZER, UNSAID, Stated
 from ..noise import excess_of
 from .exchanged import alike, calls, stating, with_constants_of, with_value
 from .introducing import DRIFT, before, found_at, part_of

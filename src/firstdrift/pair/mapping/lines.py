@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...sites import Site
+from ...core.sites import Site
 from ..pairs import Tolerance, Transform
 from .patterns import Pattern
 
@@ -156,7 +156,7 @@ class Mapping:
 
     def check(self, reference: Iterable[Site], candidate: Iterable[Site]) -> None:
         """Refuse a map that does not fit the two traces: unknown names, idle lines, two sources for one target."""
-        from .check import check_map  # here, because it needs the types of this module
+        from .map_check import check_map  # here, because it needs the types of this module
 
         check_map(self, reference, candidate)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from ...errors import FormatError, VersionError
 from ..pairs import Tolerance, Transform
-from . import options
+from . import line_options
 from .lines import Line, Mapping
 from .patterns import Pattern
-from .tables import Table, load_table, read_text
+from .yaml_tables import Table, load_table, read_text
 
 VERSION = 1
 SECTIONS = ("version", "pairs", "candidate_ignore", "meant")
 OPTIONS = (
-    "candidate", "phase", "port", *options.TRANSFORMS, "steps", "concatenate", "tolerance", "shared", "ignore",
+    "candidate", "phase", "port", *line_options.TRANSFORMS, "steps", "concatenate", "tolerance", "shared", "ignore",
 )  # fmt: skip
 _BESIDE_IGNORE = {"ignore", "phase", "port"}
 
@@ -69,7 +69,7 @@ def _lines(table: Table, place: str) -> tuple[Line, ...]:
     lines: list[Line] = []
     for key, value in table.items():
         where = f"{place}, line {table.lines[key]}, {_short(key)}"
-        reference = options.name_pattern(key, "name", where)
+        reference = line_options.name_pattern(key, "name", where)
         items = value if isinstance(value, list) else [value]
         if not items:
             raise FormatError(f"{where}: its list is empty; write the candidate's name")
@@ -103,21 +103,21 @@ def _long_line(reference: Pattern, given: Table, place: str) -> Line:
         place,
         reference,
         candidates,
-        ports=options.ports(given["port"], place) if "port" in given else (),
-        phases=options.phases(given["phase"], place) if "phase" in given else (),
+        ports=line_options.ports(given["port"], place) if "port" in given else (),
+        phases=line_options.phases(given["phase"], place) if "phase" in given else (),
         transforms=_transforms(given, place),
         concatenate=_concatenate(given, len(candidates), place),
-        tolerance=Tolerance(options.tolerance(given["tolerance"], place), place) if "tolerance" in given else None,
-        ignore=options.reason(given["ignore"], place) if "ignore" in given else None,
-        shared="shared" in given and options.flag(given["shared"], "shared", place),
+        tolerance=Tolerance(line_options.tolerance(given["tolerance"], place), place) if "tolerance" in given else None,
+        ignore=line_options.reason(given["ignore"], place) if "ignore" in given else None,
+        shared="shared" in given and line_options.flag(given["shared"], "shared", place),
     )
 
 
 def _transforms(given: Table, place: str) -> tuple[Transform, ...]:
     """Steps in the order in which they stand: options of their own or, where one comes twice, a list of `steps`."""
-    alone = [key for key in given if key in options.TRANSFORMS]
+    alone = [key for key in given if key in line_options.TRANSFORMS]
     if "steps" not in given:  # a table keeps the order in which it was written
-        return tuple(options.TRANSFORMS[key](given[key], place) for key in alone)
+        return tuple(line_options.TRANSFORMS[key](given[key], place) for key in alone)
     if alone:
         raise FormatError(f"{place}: {alone[0]!r} stands beside 'steps'; put it into the list, at its place")
     steps = given["steps"]
@@ -127,13 +127,13 @@ def _transforms(given: Table, place: str) -> tuple[Transform, ...]:
         )
     made = []
     for step in steps:
-        if not isinstance(step, Table) or len(step) != 1 or next(iter(step)) not in options.TRANSFORMS:
+        if not isinstance(step, Table) or len(step) != 1 or next(iter(step)) not in line_options.TRANSFORMS:
             raise FormatError(
-                f"{place}: step {step!r} is not one of {', '.join(options.TRANSFORMS)} with its value; "
+                f"{place}: step {step!r} is not one of {', '.join(line_options.TRANSFORMS)} with its value; "
                 "write one a list item, such as {permute: [1, 0]}"
             )
         ((key, value),) = step.items()
-        made.append(options.TRANSFORMS[key](value, place))
+        made.append(line_options.TRANSFORMS[key](value, place))
     return tuple(made)
 
 
@@ -141,10 +141,10 @@ def _candidates(reference: Pattern, value: Any, place: str) -> tuple[Pattern, ..
     names = value if isinstance(value, list) else [value]
     if not names:
         raise FormatError(f"{place}: candidate is an empty list; name one")
-    patterns = tuple(options.name_pattern(name, "candidate", place) for name in names)
+    patterns = tuple(line_options.name_pattern(name, "candidate", place) for name in names)
     joined: set[Pattern] = set()
     for pattern in patterns:
-        options.check_placeholders(reference, pattern, place)
+        line_options.check_placeholders(reference, pattern, place)
         if pattern in joined:
             raise FormatError(f"{place}: {pattern.text!r} is joined twice; name each candidate once")
         joined.add(pattern)
@@ -158,7 +158,7 @@ def _concatenate(given: Table, candidates: int, place: str) -> int | None:
         return None
     if candidates < 2:
         raise FormatError(f"{place}: concatenate with {candidates} candidates; list the names to join in 'candidate'")
-    return options.axis(given["concatenate"], "concatenate", place)
+    return line_options.axis(given["concatenate"], "concatenate", place)
 
 
 def _ignored_lines(table: Table, place: str) -> tuple[Line, ...]:
@@ -172,14 +172,14 @@ def _ignored_lines(table: Table, place: str) -> tuple[Line, ...]:
             given["ignore"] = value
         if "ignore" not in given:
             raise FormatError(f"{where}: a candidate's name to ignore needs a reason; write 'name: reason'")
-        lines.append(_long_line(options.name_pattern(key, "name", where), given, where))
+        lines.append(_long_line(line_options.name_pattern(key, "name", where), given, where))
     return tuple(lines)
 
 
 def _meant(table: Table, place: str) -> dict[str, str]:
     """`where.key: reason`, of settings that both sides state and that may differ."""
     return {
-        key: options.reason(value, f"{place}, line {table.lines[key]}, {_short(key)}", "meant")
+        key: line_options.reason(value, f"{place}, line {table.lines[key]}, {_short(key)}", "meant")
         for key, value in table.items()
     }
 

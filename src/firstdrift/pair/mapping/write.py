@@ -7,8 +7,8 @@ from typing import Any
 
 from ..pairs import Alignment, Unmatched
 from .entries import Entry, entries_of
-from .families import Family, find_families
 from .lines import Mapping
+from .name_families import Family, find_families
 from .patterns import escape
 from .quoting import comment, table_line
 

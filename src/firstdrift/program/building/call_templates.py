@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...dtypes import ML_NAMES, NUMPY_NAMES
-from ...strict_json import Json
+from ...core.dtypes import ML_NAMES, NUMPY_NAMES
+from ...core.strict_json import Json
 from ..calls import Call, Ref, Type
 from ..interpreter import NotReplayableError, operation
 from ..op_facts import results_of, written_by

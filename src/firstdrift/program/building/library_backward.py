@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from ...records import Record
-from ...sites import Site
+from ...core.records import Record
+from ...core.sites import Site
 from ..calls import Ref
 from ..interpreter import NotReplayableError
 from .library_forward import Building

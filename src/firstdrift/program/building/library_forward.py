@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...records import Record
-from ...sites import Site
-from ...strict_json import Json
-from ...traces import Trace
+from ...core.records import Record
+from ...core.sites import Site
+from ...core.strict_json import Json
+from ...core.traces import Trace
 from ..calls import Call, Earlier, Leaf, Node, Ref, Type
 from ..interpreter import NotReplayableError
 from ..operations.known_operations import named

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ...records import Record
-from ...sites import Site
-from ...strict_json import Json
+from ...core.records import Record
+from ...core.sites import Site
+from ...core.strict_json import Json
 from ..interpreter import NotReplayableError
 from ..operations.known_operations import named
 from ..operations.op_table import Operation

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...arrays import wide
+from ...core.arrays import wide
+from ...core.records import Record
+from ...core.sites import Site
+from ...core.strict_json import Json
+from ...core.traces import Trace
 from ...errors import FirstdriftError
-from ...records import Record
-from ...sites import Site
-from ...strict_json import Json
-from ...traces import Trace
 from ..calls import Step
 from ..interpreter import NotReplayableError
 from ..library import LibraryProgram, Steps, library_program

@@ -7,11 +7,11 @@ from math import inf, isqrt, prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import real_parts, wide
-from ...dtypes import UNIT_ROUNDOFF
+from ...core.arrays import real_parts, wide
+from ...core.dtypes import UNIT_ROUNDOFF
+from ...core.sites import Site
+from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
-from ...sites import Site
-from ...traces import Array, Trace
 from ..calls import Call, Step, reads
 from ..cuts import Cut, Cuts, type_of
 from ..interpreter import Interpreter, NotReplayableError

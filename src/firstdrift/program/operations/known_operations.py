@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from . import (
+from . import (  # fmt: skip
     attention_formulas,
     function_formulas,
     move_formulas,
     norm_formulas,
     product_formulas,
     step_formulas,
-)  # fmt: skip
+)
 from .op_table import Operation
 
 OPERATIONS: tuple[Operation, ...] = (

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...records import NOTHING
-from ...strict_json import Json
+from ...core.records import NOTHING
+from ...core.strict_json import Json
 from ..building.call_templates import DTYPES
 from ..interpreter import NotReplayableError
 

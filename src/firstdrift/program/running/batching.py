@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...strict_json import Json
-from ...traces import Array
+from ...core.strict_json import Json
+from ...core.traces import Array
 from ..calls import Call, Leaf, Ref, Step, Type, reads
 from ..cuts import Cut, type_of
 from .allowed import operation

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...strict_json import NON_FINITE
+from ...core.strict_json import NON_FINITE
 from ..calls import Ref
 from .not_replayable import NotReplayableError
 from .torch_dtypes import LIFTED, TORCH_DTYPES

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..calls import Call, Type
-from ..device_kernels import FUNCTIONS
 from ..op_facts import Facts, results_of, written_by
 from .allowed import with_copies
+from .device_kernels import FUNCTIONS
 from .not_replayable import NotReplayableError
 from .opened import opened
 from .torch_dtypes import LIFTED, TORCH_DTYPES

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from ...sites import Site
-from ...traces import Array, Trace
+from ...core.sites import Site
+from ...core.traces import Array, Trace
 from ..calls import Call, Earlier, Leaf, Ref, Step, Type
 from ..cuts import type_of
-from ..device_kernels import function_behind
 from ..op_facts import Facts, flat
 from .after_drawing import AFTER_DRAWING
 from .allowed import operation
 from .batching import Taken, part_of, whole_leaf
 from .decoding import decoded
+from .device_kernels import function_behind
 from .making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .not_replayable import ControlDiffersError, NotReplayableError
-from .numbers import where
+from .read_numbers import where
 from .rounding import Rounding, Shake, Shaking
 from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so, tensor_of
 from .torch_dtypes import LIFTED, TORCH_DTYPES, lifted

@@ -32,8 +32,8 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ..._kernels import noises
-from ...dtypes import UNIT_ROUNDOFF
+from ...core.dtypes import UNIT_ROUNDOFF
+from ...kernels import noises
 from ..calls import Call, Leaf, Ref, Step, Type, reads
 from ..cuts import type_of
 from ..op_facts import facts_of, written_by

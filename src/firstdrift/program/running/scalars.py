@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._kernels.noises import key_of
-from ...strict_json import Json
+from ...core.strict_json import Json
+from ...kernels.noises import key_of
 from ..calls import Step
 
 EXPONENTS = (1.0, -1.0, 0.5, -0.5)

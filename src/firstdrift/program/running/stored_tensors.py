@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
+from ...core.dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
+from ...core.sites import Site
+from ...core.strict_json import NON_FINITE
+from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
-from ...sites import Site
-from ...strict_json import NON_FINITE
-from ...traces import Array, Trace
 from ..calls import Bytes, Earlier, Inline, Leaf, Missing, Type
 from .not_replayable import NotReplayableError
 from .torch_dtypes import TORCH_DTYPES

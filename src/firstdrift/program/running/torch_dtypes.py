@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...dtypes import ML_NAMES, NUMPY_NAMES
+from ...core.dtypes import ML_NAMES, NUMPY_NAMES
 
 _LONG = {"f": "float", "c": "complex", "i": "int", "u": "uint"}
 TORCH_DTYPES = {

@@ -1,1 +1,0 @@
-"""APR containers, version 2: a header, JSON metadata, a sorted index, aligned tensors, and two checksums."""

@@ -1,0 +1,1 @@
+"""One module a command: it parses, calls the library, prints and exits."""

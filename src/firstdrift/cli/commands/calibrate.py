@@ -1,0 +1,61 @@
+"""`firstdrift calibrate`: record a reference together with its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..factories import call
+from ..options import counted, debug_option, json_option, print_json, say
+
+GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
+
+
+@click.command("calibrate", short_help="Record a reference with its own noise.")
+@click.argument("place", metavar="FUNCTION")
+@click.argument("out", metavar="OUT")
+@click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs with perturbed inputs.")
+@click.option("--train", is_flag=True, help="Use training mode.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed before every run.")
+@click.option("--force", is_flag=True, help="Replace OUT.")
+@json_option
+@debug_option
+def command(place: str, out: str, runs: int, train: bool, seed: int | None, force: bool, as_json: bool) -> None:
+    """Record a reference trace, and how far its own rounding noise reaches.
+
+    The model runs as it is, in float64, and perturbed by one rounding. `diff` against OUT uses the measured noise.
+
+    FUNCTION is FILE.py:function or pkg.module:function. It returns (model, inputs), or a dict with model, inputs and,
+    if needed, loss_fn, target and optimizer (a function of the model).
+
+    \b
+    firstdrift calibrate model.py:make ref
+    firstdrift diff ref cand
+    """
+    from ...live.calibration import calibrate
+
+    given = _given(call(place), place)
+    with counted("calibrating", runs + 3) as advance:
+        found = calibrate(
+            given.pop("model"), given.pop("inputs"), out, train=train, runs=runs, seed=seed, overwrite=force,
+            advance=advance, **given,
+        )  # fmt: skip
+    if as_json:
+        print_json(found.to_json())
+    else:
+        say(str(found))
+    click.get_current_context().exit(found.exit_code)
+
+
+def _given(returned: Any, place: str) -> dict[str, Any]:
+    """What a function returned, by name."""
+    from ...errors import CaptureError
+
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return {"model": returned[0], "inputs": returned[1]}
+    if isinstance(returned, Mapping) and {"model", "inputs"} <= returned.keys() <= set(GIVEN):
+        return dict(returned)
+    what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
+    raise CaptureError(f"{place} returned {what}; return (model, inputs), or a dict of {', '.join(GIVEN)}")

@@ -1,0 +1,67 @@
+"""`firstdrift isolate`: replay one module on the candidate's own inputs, and say whether it is right by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..options import debug_option, json_option, order_option, print_json, progress, say
+
+if TYPE_CHECKING:
+    from ...judge.isolation import Figures, Isolated
+
+HEAD = ("site", "total", "inherited", "introduced", "own weights", "noise")
+
+
+@click.command("isolate", short_help="Test one module on the candidate's own inputs.")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="CAND")
+@click.option("--module", required=True, metavar="NAME", help="Module, by REF's name.")
+@click.option("--map", "map_file", metavar="FILE", help="Map of REF's names to CAND's (YAML).")
+@order_option
+@json_option
+@debug_option
+def command(
+    reference: str, candidate: str, module: str, map_file: str | None, order: str | None, as_json: bool
+) -> None:
+    """Run REF's module in float64 on the inputs that CAND recorded, and compare CAND's output with that.
+
+    This separates the module's own error from its inputs' error, and wrong weights from a wrong operation.
+
+    Exit codes: 0 the module is right; 1 it or its weights are wrong; 2 could not tell; 3 internal error.
+
+    \b
+    firstdrift isolate ref/ cand/ --module layers.3.attn.q_proj
+    """
+    from ...compare.comparison import align_traces
+    from ...judge.isolation import isolate
+
+    opened = align_traces(reference, candidate, map=map_file, order=order)
+    size = sum(pair.reference.nbytes for pair in opened.alignment.pairs)
+    with progress("replaying", size) as advance:
+        found = isolate(opened.reference, opened.candidate, opened.alignment, module, advance)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        say(text_of(found))
+    click.get_current_context().exit(found.exit_code)
+
+
+def text_of(found: Isolated) -> str:
+    """The table of figures, and the conclusion under it."""
+    rows = [HEAD, *(_row(one) for one in found.figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    forward = next((one for one in found.figures if one.site.phase == "fwd"), None)
+    said = [] if forward is None else [_operation(found, forward)]
+    return "\n".join([*said, *(line.rstrip() for line in lines if found.figures), f"{found.verdict}: {found.sentence}"])
+
+
+def _operation(found: Isolated, forward: Figures) -> str:
+    return f"{found.module or 'the model'}: {forward.operation}, computed in float64 from the candidate's inputs"
+
+
+def _row(one: Figures) -> tuple[str, ...]:
+    own = "" if one.own is None else f"{one.own:.1e}"
+    return (str(one.site), *(f"{x:.1e}" for x in (one.total, one.inherited, one.introduced)), own, f"{one.noise:.1e}")

@@ -1,0 +1,176 @@
+"""`firstdrift weights verify` and `weights diff`: does a checkpoint fit a model, and do two hold the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...core.sites import shown
+from ...errors import SelectionError, TraceExistsError, WeightsError, storage
+from ..factories import FORM, load_function
+from ..options import debug_option, json_option, print_json, progress, say, sizes
+
+if TYPE_CHECKING:
+    from ...weights.loading.map_lines import CheckpointDifference, TensorDifference
+    from ...weights.loading.proof import Loaded
+
+DOES_NOT_FIT = 1
+SHOWN = 100
+
+
+@click.command("verify", short_help="Prove that a checkpoint fills a model.")
+@click.argument("model", metavar="MODEL")
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option("--map", "map_file", metavar="FILE", help="Map of CHECKPOINT's names and layouts to MODEL's (YAML).")
+@click.option("--cast", is_flag=True, help="Round to the model's dtypes.")
+@json_option
+@debug_option
+def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_json: bool) -> None:
+    """Check that CHECKPOINT has every parameter and buffer of MODEL, in its shape and without NaN.
+
+    MODEL is a Hugging Face directory, or a function that returns the model, as FILE.py:factory or pkg.module:factory.
+
+    Exit codes: 0 everything arrives; 1 it does not fit; 2 could not tell; 3 internal error.
+
+    \b
+    firstdrift weights verify models/llama/ llama.gguf
+    firstdrift weights verify mynet.model:build weights.safetensors --map names.yml --json
+    """
+    from ...weights.loading.destinations import destinations
+    from ...weights.loading.load import opened, populate
+
+    built = _model(model)
+    size = sum(one.tensor.nbytes for one in destinations(built))
+    try:
+        with opened(checkpoint) as source, progress("verifying", size) as advance:
+            loaded = populate(built, source, map_file, cast=cast, dry=True, advance=advance)
+    except WeightsError as error:
+        if as_json:
+            print_json(_failure_json(model, checkpoint, error))
+        else:
+            say(str(error))
+        click.get_current_context().exit(DOES_NOT_FIT)
+    if as_json:
+        print_json({**loaded.to_json(), "verdict": "same", "model": model})
+    else:
+        say(_verified(loaded, model))
+
+
+@click.command("diff", short_help="Compare two checkpoints tensor by tensor.")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="CAND")
+@click.option("--write-map", metavar="FILE", help="Write a map that loads REF into a model with CAND's names.")
+@json_option
+@debug_option
+def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -> None:
+    """Compare two checkpoints; find transposed, permuted, tied, fused and exchanged tensors.
+
+    Other dtypes are compared after rounding REF to them. A tensor found under another name is `moved`, no drift.
+
+    Exit codes: 0 every number is there; 1 drift; 2 tensors are missing or nothing was compared; 3 internal error.
+
+    \b
+    firstdrift weights diff model.safetensors model.gguf
+    firstdrift weights diff before/ after/ --json
+    firstdrift weights diff original.safetensors port.safetensors --write-map names.yml
+    """
+    target = _new_file(write_map)
+    found = compare_checkpoints(reference, candidate, as_json=as_json)
+    if target is not None:
+        _write_map(found, target)
+    click.get_current_context().exit(found.exit_code)
+
+
+def compare_checkpoints(
+    reference: str, candidate: str, *, as_json: bool, limit: int = SHOWN, quiet: bool = False
+) -> CheckpointDifference:
+    """Compare two checkpoints and print what was found."""
+    from ...weights.difference import compare
+    from ...weights.open_checkpoint import open_checkpoint
+
+    ours, theirs = open_checkpoint(reference), open_checkpoint(candidate)
+    with ours, theirs, progress("comparing", ours.nbytes) as advance:
+        found = compare(ours, theirs, advance)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        say(_verdict(found) if quiet else _text(found, limit))
+    return found
+
+
+def _new_file(path: str | None) -> Path | None:
+    """Where a map goes. What is there already may have been edited by hand, so that it is kept."""
+    if path is not None and Path(path).exists():
+        raise TraceExistsError(f"{path}: exists, and may have been edited; choose another path for --write-map")
+    return None if path is None else Path(path)
+
+
+def _write_map(found: CheckpointDifference, target: Path) -> None:
+    from ...core.atomic import replacing
+    from ...weights.difference import map_of_difference
+
+    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
+        file.write(map_of_difference(found).encode())
+    say(f"{target}: map written; read it, then give it as map= or --map", err=True)
+
+
+def _model(place: str) -> Any:
+    """The model that an argument means."""
+    from ...weights.loading.destinations import from_directory, without_memory
+
+    if Path(place).is_dir():
+        return from_directory(Path(place))
+    if ":" not in place:
+        raise SelectionError(f"{place!r} is no model; give a Hugging Face directory, {FORM}")
+    return without_memory(load_function(place), place)
+
+
+def _verified(loaded: Loaded, model: str) -> str:
+    size = sum(_bytes(arrival.shape, arrival.dtype) for arrival in loaded.proof)
+    how = f"{loaded.rounded} values rounded to the model's dtypes" if loaded.rounded else "bit for bit"
+    lines = [f"same: all {loaded.count} tensors of {model} ({sizes(size)}) arrive from {loaded.source}, {how}"]
+    for what, names in (("not used", loaded.extra), ("dropped by the map", loaded.dropped)):
+        lines += [f"  {what}: {', '.join(map(shown, names[:8]))}{', ...' if len(names) > 8 else ''}"] if names else []
+    tied = [arrival for arrival in loaded.proof if arrival.tied]
+    lines += [f"  {shown(arrival.name)} is also {', '.join(map(shown, arrival.tied))}" for arrival in tied]
+    lines += [f"  note: {shown(note)}" for note in loaded.notes]
+    return "\n".join(lines)
+
+
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    from math import prod
+
+    from ...core.dtypes import ITEMSIZE
+
+    return prod(shape) * ITEMSIZE[dtype]
+
+
+def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str, Any]:
+    from ...weights.loading.proof import SCHEMA
+
+    return {
+        "schema": SCHEMA, "verdict": "drift", "model": model, "source": checkpoint, "error": str(error).split(":")[0],
+        "problems": list(error.problems), "suggested_map": error.suggested_map,
+    }  # fmt: skip
+
+
+def _text(found: CheckpointDifference, limit: int) -> str:
+    """What is not the same, a line each, and the verdict."""
+    told = [one for one in found.tensors if one.verdict != "same"]
+    width = max((len(shown(one.name)) for one in told[:limit]), default=0)
+    lines = [_line(one, width) for one in told[:limit]]
+    lines += [f"... and {len(told) - limit} more; --json has all"] if len(told) > limit else []
+    lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:limit]]
+    return "\n".join([*lines, _verdict(found)])
+
+
+def _verdict(found: CheckpointDifference) -> str:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items()) or "no tensor"
+    return f"{found.verdict}: {counts}"
+
+
+def _line(one: TensorDifference, width: int) -> str:
+    label = f" [{one.label}]" if one.label else ""
+    return f"{one.verdict:<8} {shown(one.name):<{width}}  {shown(one.sentence)}{label}".rstrip()

@@ -1,0 +1,335 @@
+"""Two traces in, a result out: `diff`, `compare_pairs` and `assert_same`.
+
+What only some comparisons need is imported where they need it, so that one that finds nothing starts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.sites import Site, fits_glob
+from ..core.strict_json import Json, encode
+from ..core.traces import Array, Trace, unchanged
+from ..errors import SelectionError
+from ..judge.case import Case, Chains, fold
+from ..judge.graph import Graph
+from ..judge.judging import BY_BYTES, case_of, judge, results_of
+from ..judge.jump import by_jump
+from ..judge.measure.measuring import load_recorded, measure_pairs
+from ..judge.measure.pair_rows import PairRow, row_of_pair
+from ..judge.measure.result import Cause, PairResult, Result, Why
+from ..judge.measure.storage import as_stored
+from ..judge.measure.updates import NOISIER
+from ..judge.passes.comparable import refuse_nan
+from ..judge.passes.weakest import proves
+from ..judge.replay.programs import is_torch_here
+from ..judge.truth import ask
+from ..pair.align import Selection, align
+from ..pair.batches import Units
+from ..pair.pairs import Alignment, Pair, ReconcileError, apply_all
+from ..report.reasons import reason_of
+from ..store.reader import verify as compare_checksums
+from .open_trace import open_trace
+from .outcome import Compared, compose
+
+if TYPE_CHECKING:
+    from ..explain.evidence import Evidence
+    from ..judge.replay.replays import Replays
+    from ..pair.mapping import Mapping
+
+    Map = Mapping | str | PathLike[str] | dict[str, Json]
+
+Source = str | PathLike[str] | Trace
+Globs = str | Sequence[str]  # one, or several
+LIKELY_RANGE = 0.9  # that what leaves the range of a dtype is the cause
+HUGE = 1e30  # what stands for infinity
+LIKELY = 0.3  # confidence, below which somebody else is asked
+USUAL = 0.1  # of what noise can be at most, it usually is
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Both sides, opened, and how they line up."""
+
+    reference: Trace
+    candidate: Trace
+    alignment: Alignment
+    meant: tuple[str, ...] = ()  # settings that a map lets differ
+
+
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
+def align_traces(
+    reference: Source, candidate: Source, *, map: Map | None = None,
+    only: Globs = (), phases: Globs = (), ignore: Globs = (),
+    reference_reduction: str | None = None, candidate_reduction: str | None = None, batch: int | None = None,
+    order: str | PathLike[str] | None = None,
+) -> Opened:  # fmt: skip
+    """Open two traces and pair their sites."""
+    ours, theirs = _open(reference, order), _open(candidate, order)
+    if map is None and "probes" in ours.header:
+        from ..store.formats.npy_steps import check_same_probes
+
+        check_same_probes(ours, theirs)
+    mapping = None if map is None else _read_map(map)
+    units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
+    selection = Selection(_globs(only), _globs(phases), _globs(ignore))
+    alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
+    meant = () if mapping is None else tuple(mapping.meant)
+    return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)), meant)
+
+
+def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
+    """Return the measurements of every pair in causal order, without a judgement.
+
+    `options` are those of `diff` that select and align. `row.to_dict()` is flat, for a table.
+    """
+    opened = align_traces(reference, candidate, **options)  # type: ignore[arg-type]
+    with unchanged(opened.reference, opened.candidate):
+        return list(map(row_of_pair, measure_pairs(opened.alignment.pairs, opened.reference, opened.candidate)))
+
+
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
+def diff(
+    reference: Source, candidate: Source, *, truth: Source | None = None,
+    map: Map | None = None, only: Globs = (), phases: Globs = (),
+    ignore: Globs = (), allow_missing: Globs = (), allow_nan: Globs = (), verify: bool = False, rule: str = "noise",
+    abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
+    batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
+    advance: Callable[[int], None] | None = None,
+) -> Result:  # fmt: skip
+    """Compare two traces and find where they first differ.
+
+    - `truth`: a float64 trace that decides which side is off.
+    - `map`: which names belong together; a file or a dict.
+    - `only`, `phases`, `ignore`, `allow_missing`, `allow_nan` (names that may hold NaN): globs, one or several.
+    - `verify`: compare checksums first. `order`: probe list of npy steps.
+    - `rule="jump"`: the rule of training-step traces; differences below `abs_floor` pass.
+    - `reference_reduction`, `candidate_reduction` ("mean" or "sum") and `batch`: where a trace does not record them.
+    - `explain=False`: do not search for the cause.
+    - `advance(n)`: called with the bytes measured.
+    """
+    if rule not in ("noise", "jump"):
+        raise SelectionError(f"there is no rule {rule!r}; choose noise or jump")
+    if isinstance(abs_floor, bool) or not isinstance(abs_floor, Real) or not 0 <= abs_floor < inf:
+        raise SelectionError(f"abs_floor {abs_floor!r} is no finite number from 0; differences below it pass")
+    opened = align_traces(
+        reference, candidate, map=map, only=only, phases=phases, ignore=ignore, batch=batch, order=order,
+        reference_reduction=reference_reduction, candidate_reduction=candidate_reduction,
+    )  # fmt: skip
+    arbiter = None if truth is None else _open(truth, order)
+    traces = (opened.reference, opened.candidate, *(() if arbiter is None else (arbiter,)))
+    with unchanged(*traces), np.errstate(all="ignore"):  # NaN is for the verdict to tell, and not for numpy
+        allowed = (_globs(allow_missing), _globs(allow_nan))
+        return _compared(opened, arbiter, verify, rule, abs_floor, allowed, explain, advance)
+
+
+def _compared(
+    opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float,
+    allowed: tuple[tuple[str, ...], tuple[str, ...]], explain: bool, advance: Callable[[int], None] | None,
+) -> Result:  # fmt: skip
+    ours, theirs = opened.reference, opened.candidate
+    if verify:
+        ours = ours.with_problems(compare_checksums(ours))
+        theirs = theirs.with_problems(compare_checksums(theirs))
+    alignment, (allow_missing, allow_nan) = opened.alignment, allowed
+    measured = list(measure_pairs(alignment.pairs, ours, theirs, advance or (lambda nbytes: None)))
+    graph = Graph(ours, alignment.pairs)
+    truths = None if truth is None else ask(measured, ours, theirs, truth)
+    case = case_of(ours, theirs, alignment, measured, graph, truths)
+    if rule == "jump":
+        chains = fold(case, {}, (*BY_BYTES, by_jump(abs_floor), refuse_nan(allow_nan)))
+    else:
+        case, chains = judge(case, allow_nan, opened.meant)
+    notes = _without_torch(case, chains) if rule == "noise" and truth is None else []
+    judged = with_reasons(results_of(case, chains))
+    compared, measured = Compared(ours, theirs, case.alignment, graph), list(case.items.values())
+    why = partial(_explain, compared=compared, case=case) if explain else None
+    proven = None if rule == "jump" else partial(proves, case, chains)
+    may_miss = partial(_fits_any, allow_missing)
+    return compose(judged, measured, compared, may_miss, why, notes, case.settings, proven)
+
+
+def _fits_any(globs: tuple[str, ...], site: Site) -> bool:
+    return any(fits_glob(site, glob) for glob in globs)
+
+
+def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:
+    """The pairs with what decided their verdicts in English."""
+    return [replace(result, reason=reason_of(result)) for result in judged]
+
+
+def _without_torch(case: Case, chains: Chains) -> list[str]:
+    """What the program would have been asked, where it cannot be run."""
+    doubts = sum(any(one.why is Why.DOUBT for one in chain) for chain in chains.values())
+    if case.replays is not None or not doubts or is_torch_here():
+        return []
+    pairs = "1 pair in doubt was" if doubts == 1 else f"{doubts} pairs in doubt were"
+    return [
+        f"{pairs} judged by limits alone; install firstdrift[torch] to run the reference's operations on their inputs"
+    ]
+
+
+def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None:
+    """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
+    from ..explain.gathering import Runs, gather
+
+    pairs = {pair.site: pair for pair in compared.alignment.pairs}
+    facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
+    facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
+    facts |= compared.alignment.unpaired
+    runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
+    evidence = gather(result.site, runs, noise_of(result, case))
+    if evidence is None:
+        return None
+    replayed = None if case.replays is None else replayed_evidence(evidence, result.pair, case.replays)
+    return explained_by_both(replayed or evidence, result.pair, case.replays)
+
+
+@np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
+def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -> Cause:
+    """The cause of a drift: what no program makes, else the smallest change of the reference's program, else what
+    relates the tensor to what was expected."""
+    from ..explain.relations.hypotheses import explain
+    from ..explain.relations.known import GIVEN, IN_PART, TABLE, WIRED
+
+    if not (np.abs(evidence.found) < HUGE).all() and (lost := out_of_range(pair, replays)) is not None:
+        return lost
+    given = explain(evidence, GIVEN)
+    if _is_clear(given):
+        return given
+    changed = None if replays is None else smallest_change(evidence, pair, replays)
+    if changed is None:
+        return explain(evidence, TABLE)
+    asked = {"scale": IN_PART, "changed-call": WIRED}.get(changed.label)
+    more = changed if asked is None else explain(evidence, asked)
+    return more if _is_clear(more) else changed
+
+
+def _is_clear(cause: Cause) -> bool:
+    return cause.label != "unknown" and cause.confidence >= LIKELY
+
+
+def out_of_range(pair: Pair, replays: Replays | None) -> Cause | None:
+    """That the candidate's own calls leave the range of their dtype, where the reference's do not."""
+    from ..explain.labels import LABELS
+    from ..explain.one_program.ranges import beyond_range
+
+    said = None if replays is None else beyond_range(replays, _made_at(pair.reference.site, replays))
+    return None if said is None else Cause("overflow", said, LIKELY_RANGE, LABELS["overflow"].confirm)
+
+
+def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:
+    """The smallest change of the reference's program that gives what the candidate has."""
+    from ..explain.asked import Asked
+    from ..explain.engine import answer
+    from ..explain.telling import cause_of
+
+    site = _made_at(pair.reference.site, replays)
+    before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
+
+    def brought(whole: Array) -> Array:
+        part = apply_all(whole, pair.reference_steps)
+        return part if before is None else np.subtract(part, before)
+
+    found = answer(Asked(site, replays, evidence.found, evidence.noise, brought))
+    return None if found is None else cause_of(found, evidence)
+
+
+def _made_at(site: Site, replays: Replays) -> Site:
+    """Where the tensor of a site was made that was only handed on to it, by both sides."""
+    first = replays.first(site)
+    ours, theirs = replays.theirs.array(first), replays.theirs.array(site)
+    return first if ours is not None and theirs is not None and np.array_equal(ours, theirs) else site
+
+
+def noise_of(result: PairResult, case: Case) -> float:
+    """What noise explains of a drifting tensor: by the kind of its operation, and at least by draws of its own."""
+    from ..explain.one_program.trying import EXACT
+
+    drawn = [float(finding.facts.get("noise") or 0.0) for finding in result.chain if finding.by == "replay"]
+    return max(USUAL * _usual_limit(result, case), *(noise / EXACT for noise in drawn if noise < 1), 0.0)
+
+
+def _usual_limit(result: PairResult, case: Case) -> float:
+    item = case.items.get(result.site)
+    if item is None or item.measurement is None:
+        return result.limit or 0.0
+    if item.update is not None:
+        return max(item.update.open, NOISIER * item.update.noise)
+    return case.limits.local(item, case.limits.producers(result.site))
+
+
+def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
+    """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
+    from ..explain.gathering import with_replay
+    from ..program.interpreter import NotReplayableError
+
+    site = pair.reference.site
+    with replays.running():
+        try:
+            whole, found = replays.expected(site, own_weights=False), load_recorded(pair, *replays.traces)[1]
+            expected = None if whole is None else apply_all(whole, pair.reference_steps)
+            if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
+                return None
+            before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
+            cut = [step for step in pair.reference_steps if step.kind == "slice"]
+            inputs = {port: apply_all(array, cut) for port, array in replays.inputs(site).items()}
+            return with_replay(evidence, expected, found, before, inputs)
+        except (NotReplayableError, ReconcileError):
+            return None
+
+
+def _globs(given: Globs) -> tuple[str, ...]:
+    """One glob alone is a list of one: its letters are none."""
+    globs = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise SelectionError(f"{glob!r} is a {type(glob).__qualname__}; give a glob, or several")
+    return globs
+
+
+def assert_same(
+    reference: Source, candidate: Source, *, truth: Source | None = None,
+    map: Map | None = None, only: Globs = (), phases: Globs = (),
+    ignore: Globs = (), allow_missing: Globs = (), allow_nan: Globs = (), verify: bool = False, rule: str = "noise",
+    abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
+    batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
+    advance: Callable[[int], None] | None = None,
+) -> Result:  # fmt: skip
+    """Raise AssertionError with the head of the report unless two traces agree up to noise; options as in `diff`."""
+    result = diff(
+        reference, candidate, truth=truth, map=map, only=only, phases=phases, ignore=ignore,
+        allow_missing=allow_missing, allow_nan=allow_nan, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch,
+        order=order, reference_reduction=reference_reduction, candidate_reduction=candidate_reduction, explain=explain,
+        advance=advance,
+    )  # fmt: skip
+    if result.exit_code:
+        from ..report.text import render
+
+        raise AssertionError(render(result, limit=20))
+    return result
+
+
+def _read_map(given: Map) -> Mapping:
+    from ..pair.mapping import Mapping, parse_map, read_map
+
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, dict):
+        return parse_map(encode(given))  # JSON is YAML, too
+    if isinstance(given, str | PathLike):
+        return read_map(Path(given))
+    raise SelectionError(f"map is a {type(given).__qualname__}; give a mapping file, or a dict of what one says")
+
+
+def _open(source: Source, order: str | PathLike[str] | None) -> Trace:
+    return source if isinstance(source, Trace) else open_trace(source, order=order)

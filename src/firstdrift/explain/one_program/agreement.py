@@ -1,0 +1,71 @@
+"""How well two arrays agree, and the numbers that make one out of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.traces import Array
+from ..evidence import Evidence
+from ..relations.hypotheses import EXACT, LEAST_NOISE
+
+Floats = NDArray[np.float64]
+
+CHANCE = 0.05  # how likely a set of tries may be to hit one number by accident and still count as evidence
+
+
+def floats(array: Array) -> Floats:
+    """An array as float64."""
+    return np.asarray(array, np.float64)
+
+
+def limit(evidence: Evidence) -> float:
+    """The relative error that noise explains."""
+    return EXACT * max(evidence.noise, LEAST_NOISE)
+
+
+def distance(a: Array, b: Array) -> float:
+    """The L2 distance of two arrays relative to the larger one; infinite where they cannot be compared."""
+    if a.shape != b.shape:
+        return float("inf")
+    x, y = floats(a), floats(b)
+    with np.errstate(all="ignore"):
+        scale = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
+        error = float(np.linalg.norm(x - y))
+    if not np.isfinite(error):
+        return float("inf")
+    return error / scale if scale > 0 else 0.0
+
+
+def agree(evidence: Evidence, a: Array, b: Array) -> bool:
+    """Whether noise explains the difference of two arrays."""
+    return distance(a, b) <= limit(evidence)
+
+
+def factor(a: Array, b: Array) -> float:
+    """The number by which `a` comes closest to `b`; not a number where `a` is zero."""
+    x, y = floats(a).ravel(), floats(b).ravel()
+    square = float(x @ x)
+    return float(x @ y) / square if square > 0 and np.isfinite(square) else float("nan")
+
+
+def telling(evidence: Evidence, tries: int) -> bool:
+    """Whether one number that agrees with one of so many tries means anything at this noise."""
+    return 2 * tries * limit(evidence) <= CHANCE
+
+
+def snapped(value: float, menu: Iterable[float], tolerance: float) -> float | None:
+    """The number of a menu that a fitted value stands for."""
+    near = [one for one in menu if one != 0 and abs(value / one - 1) <= tolerance]
+    return min(near, key=lambda one: abs(value / one - 1)) if near else None
+
+
+def rounded(value: float, tolerance: float) -> float:
+    """A fitted value with as few digits as it can be told apart by; itself where it needs more than three."""
+    for digits in range(1, 4):
+        short = float(f"{value:.{digits}g}")
+        if value and abs(short / value - 1) <= tolerance:
+            return short
+    return value

@@ -1,0 +1,153 @@
+"""A change held against other tensors: of later steps, of other parameters, layers or calls.
+
+A change with a fitted number explains one tensor by that number, and at the beginning of a training run much comes to
+the same. Where the same lines make another tensor that drifts as well, the same change has to explain it too; else it
+is a coincidence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ...core.sites import Site
+from ...core.traces import Array
+from ...program.calls import Call, Ref, reads
+from ...program.edits import Edit, Fragment
+from ...program.reruns import Rerun
+from ...program.running.not_replayable import NotReplayableError
+from ..asked import Asked
+from .rows import PART
+from .trying import Question, Trial, Tried, apart
+
+STEPS = frozenset({"optim", "weight_after"})  # what one rule makes of every parameter
+MOST_LIKE = 4  # tensors that a change is held against
+LARGE = 1 << 20  # elements: larger ones are not
+MORE = 10.0  # times as much noise as at the tensor itself
+WORK = 4_000.0
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The tensors beside the one that is asked about; `mine` is what runs the program that is changed, the reference's
+    or the candidate's, and `other` what the other side has."""
+
+    asked: Asked
+    mine: Callable[[Site], Rerun | None]
+    other: Callable[[Site], Array | None]
+
+    def refutes(self, tried: Tried) -> bool:
+        """Whether a tensor that the same lines make, and that drifts, is another one with the same change."""
+        parts = (call.part for number in tried.change.edit if (call := tried.rerun.calls.get(number)) is not None)
+        is_step = self.asked.site.phase in STEPS and all(part == PART for part in parts)
+        if not (tried.change.free or is_step) or self.asked.piece is not None:
+            return False
+        return any(self._contradicts(tried, rerun, question) for rerun, question in self._trials)
+
+    @cached_property
+    def _trials(self) -> list[tuple[Rerun, Question]]:
+        return list(islice(self._found(), MOST_LIKE))
+
+    def _found(self) -> Iterator[tuple[Rerun, Question]]:
+        for site in _alike(self.asked):
+            with suppress(NotReplayableError, ValueError, IndexError, KeyError):
+                rerun, found = self.mine(site), self.other(site)
+                if rerun is None or found is None or found.size > LARGE:
+                    continue
+                taken = self._less_before(site)
+                yield rerun, Question(taken(found), taken(rerun.array(rerun.target)), MORE * self.asked.noise, taken)
+
+    def _less_before(self, site: Site) -> Callable[[Array], Array]:
+        before = self.asked.replays.theirs.array(site._replace(phase="weight"))
+        if site.phase != "weight_after" or before is None:
+            return lambda array: array
+        return lambda array: np.subtract(array, before)
+
+    def _contradicts(self, tried: Tried, rerun: Rerun, question: Question) -> bool:
+        with suppress(NotReplayableError, ValueError, IndexError, KeyError):
+            like = rerun if tried.rerun.is_opened == rerun.is_opened else rerun.opened()
+            edit = None if like is None else _moved(tried.change.edit, tried.rerun, like)
+            if like is None or edit is None:
+                return False
+            trial = Trial(like, question, WORK)
+            if trial.unchanged <= trial.enough:
+                return False
+            made = trial.run(edit)
+            return made is None or apart(made, trial.found) > trial.enough
+        return False
+
+
+def _alike(asked: Asked) -> Iterator[Site]:
+    """Sites of the same kind: of later steps, of other modules or calls."""
+    site, port = asked.site, asked.site.port.rpartition(".")[2]
+    kind = site.phase, port
+    some = [
+        one for one in asked.replays.theirs.sites if one != site and (one.phase, one.port.rpartition(".")[2]) == kind
+    ]
+    yield from (one for one in some if one == site._replace(step=one.step) and one.step > site.step)
+    yield from (one for one in some if one.step == site.step)
+
+
+def _moved(edit: Edit, ours: Rerun, other: Rerun) -> Edit | None:
+    """The same change of the calls that the same lines make; None where there are none with the same numbers, or where
+    it holds numbers of this tensor alone."""
+    places = _places(ours, other)
+    moved = [(number, places[Ref(number)].node) for number in edit if Ref(number) in places]
+    if any(_numbers(ours.calls[one]) != _numbers(other.calls[two]) for one, two in moved if one in ours.calls):
+        return None
+
+    def ref(item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            raise KeyError(item.shape)
+        if isinstance(item, Ref):
+            return item if item.node < 0 else places[item]
+        if isinstance(item, Mapping):
+            return {key: ref(one) for key, one in item.items()}
+        return tuple(ref(one) for one in item) if isinstance(item, tuple | list) else item
+
+    def call(one: Call) -> Call:
+        return replace(one, args=ref(one.args), kwargs=ref(dict(one.kwargs)))
+
+    try:
+        return {
+            places[Ref(number)].node: Fragment(tuple(call(one) for one in fragment.calls), ref(fragment.results))
+            for number, fragment in edit.items()
+        }
+    except KeyError:
+        return None
+
+
+def _places(ours: Rerun, other: Rerun) -> dict[Ref, Ref]:
+    """The values of another program by those of the same lines here, and what these read."""
+    there = dict(_by_line(other))
+    found = dict[Ref, Ref]()
+    for line, number in _by_line(ours):
+        if line not in there:
+            continue
+        mine, its = ours.calls[number], other.calls[there[line]]
+        found |= {Ref(number, at): Ref(there[line], at) for at in range(len(mine.results))}
+        if len(reads(mine)) == len(reads(its)):
+            for one, two in zip(reads(mine), reads(its), strict=True):
+                found.setdefault(one, two)
+    return found
+
+
+def _numbers(call: Call) -> list[object]:
+    return [one for one in (*call.args, *call.kwargs.values()) if isinstance(one, int | float)]
+
+
+def _by_line(rerun: Rerun) -> Iterator[tuple[object, int]]:
+    """The calls by operation and line, and how many of these came before."""
+    seen = Counter[object]()
+    for number, call in rerun.calls.items():
+        place = rerun.place(number)
+        line = call.op, None if place is None else (place.file, place.line)
+        yield (line, seen[line]), number
+        seen[line] += 1

@@ -1,0 +1,221 @@
+"""The engine: changes of a program, the cheap before the expensive, until some give what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, combinations
+
+import numpy as np
+
+from ...program.edits import Edit
+from ...program.reruns import Rerun
+from ..changes import larger, masks, moves, several, states, terms
+from ..changes.constants import Constant, constants, extras, is_table, settings, table_change, usual, without
+from ..changes.formats import formats
+from ..changes.rates import rates
+from ..labels import LABELS
+from ..naming import CHANGED
+from .around import Around, Change
+from .fitting import Left, among, fitted, fitted_table, whole
+from .trying import Floats, Trial, Tried
+
+TELLING = 16  # elements found for every number fitted to them
+MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
+TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, *states.TABLE, without, settings)
+READ = (states.stale, several.conjugates, several.leaves, several.exchanged)
+ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
+
+Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
+
+
+def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool = True) -> list[Tried]:
+    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats.
+
+    Unless it is to be `thorough`, only the first.
+    """
+    for stage in (
+        (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables)
+        if thorough
+        else (_gates, _simple)
+    ):
+        found = list(stage(trial, arounds))
+        if found or trial.late:
+            return found
+    return []
+
+
+def _gates(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Blocks of a recurrent layer's weights in another order: few ways, of a loop of many calls."""
+    chosen = {one.number for one in arounds}
+    for change in several.blocks(trial.rerun):
+        if chosen & set(change.edit):
+            yield from _tried(trial, change)
+
+
+def _absent(trial: Trial, _: Sequence[Around]) -> Iterator[Tried]:
+    """Tensors that only this side reads do nothing."""
+    changes = list(several.absent(trial.rerun, trial.only.tensors))
+    zeros = [one for one in changes if one.kind == "zeros"]
+    for change in [*changes, *([together(zeros)] if len(zeros) > 1 else [])]:
+        yield from _tried(trial, change)
+
+
+def _simple(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """One call made otherwise; calls of one operation made otherwise alike: all, all in one place of a loop, or two."""
+    changes = [(around, change) for around in arounds for change in rewrites(around)]
+    groups = _alike(changes)
+    loops = [tried for group in groups if len(group) > MOST_TOGETHER for tried in _tried(trial, together(group))]
+    yield from loops
+    for _, change in changes if not loops else ():
+        yield from _tried(trial, change)
+    for group in groups if not loops else ():
+        if 1 < len(group) <= MOST_TOGETHER:
+            for some in chain([group], combinations(group, 2) if len(group) > 2 else ()):
+                yield from _tried(trial, together(some))
+
+
+def _alike(changes: Sequence[tuple[Around, Change]]) -> list[list[Change]]:
+    """Changes of one kind, of all calls of an operation, and of those among the same neighbours."""
+    found: dict[tuple[object, ...], dict[int, Change]] = {}
+    for around, change in changes:
+        key = around.op, change.kind
+        axes = (("", change.kind),) if change.kind.startswith("dim") else ()  # of one norm, each reduction's
+        for one in (key, (*key, around.following, around.preceding), *axes):
+            found.setdefault(one, {})[around.number] = change
+    return [list(group.values()) for group in {(key[1], *group): group for key, group in found.items()}.values()]
+
+
+def rewrites(around: Around) -> Iterator[Change]:
+    """Every way in which one call may have been another."""
+    for table in TABLES:
+        try:
+            yield from table(around)
+        except ERRORS:  # a call of another form than this table knows
+            continue
+
+
+def together(changes: Sequence[Change]) -> Change:
+    """Several changes at once."""
+    edit: dict[int, object] = {}
+    for one in changes:
+        edit |= one.edit
+    named = max(changes, key=lambda one: (one.label != CHANGED, LABELS[one.label].specificity))
+    more = f" (as in {len(changes) - 1} more call{'s' * (len(changes) > 2)})"
+    back = named.undone and named.undone + more
+    return replace(named, said=named.said + more, undone=back, edit=edit, bits=named.bits + 2.0)  # type: ignore[arg-type]
+
+
+def _read(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Neighbours exchanged, tensors read turned or in another's place."""
+    chosen = {one.number for one in arounds}
+    for change in chain(*(some(trial.rerun) for some in READ)):
+        if chosen & set(change.edit):
+            yield from _tried(trial, change)
+    for around in arounds:
+        try:
+            for change in chain(several.orders(around), several.sources(around)):
+                yield from _tried(trial, change)
+        except ERRORS:
+            continue
+
+
+def _tried(trial: Trial, change: Change) -> Iterator[Tried]:
+    found = trial.tried(change)
+    if found is not None:
+        yield found
+
+
+def _masks(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Masks that the reference has not, read off from what was found."""
+    for around in arounds:
+        for change in masks.added(around, trial.found):
+            yield from _tried(trial, change)
+
+
+def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Another number in the place of one that a call is given, or of all that are the same."""
+    for change in states.exchanged(arounds):
+        yield from _tried(trial, change)
+    known = [one for around in arounds for one in constants(around)]
+    alike: dict[object, list[Constant]] = {}
+    for one in known:
+        alike.setdefault(one.value, []).append(one)
+        alike.setdefault((one.around.op, one.name, one.value), []).append(one)
+    together_ = {tuple(id(one) for one in group): group for group in alike.values() if len(group) > 1}
+    for group in [*([one] for one in (*known, *rates(trial.rerun))), *together_.values()]:
+        yield from _fitted(trial, group)
+
+
+def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
+    first = group[0]
+
+    def edit(value: float) -> Edit:
+        made: dict[int, object] = {}
+        for one in group:
+            made |= one.edit(value)
+        return made  # type: ignore[return-value]
+
+    more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
+    given = [one for one in (*first.others, *trial.only.numbers) if not first.whole or one == round(one)]
+    known = among(given, first.value, lambda value: trial.left(edit(value)), trial.enough)
+    if known is not None and known[1] <= trial.enough:
+        change = first.change(known[0], free=0, known=True)
+        yield from _tried(trial, replace(change, edit=edit(known[0]), said=change.said + more))
+        return
+    few = trial.telling < TELLING
+    fit = whole if first.whole else partial(among, usual(trial.rerun, first.value)) if few else fitted
+    best = fit(first.value, lambda value: trial.left(edit(value)), trial.enough)
+    if best is not None and best[1] <= trial.enough and best[0] != first.value:
+        value = _fewest_digits(best[0], lambda value: trial.left(edit(value)), trial.enough)
+        change = first.change(value, free=1)
+        free = 0 if first.whole or few else 1
+        yield from _tried(trial, replace(change, said=change.said + more, edit=edit(value), free=free))
+
+
+def _fewest_digits(value: float, left: Left, enough: float) -> float:
+    """The number of fewest digits that does as well."""
+    for digits in range(1, 7):
+        short = float(f"{value:.{digits}g}")
+        if abs(short - value) <= 1e-2 * abs(value):
+            array = left(short)
+            if array is not None and float(np.linalg.norm(array)) <= enough:
+                return short
+    return value
+
+
+def _extra(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """A factor or an offset that the code does not have."""
+    for around in arounds if trial.telling >= TELLING else ():
+        for one in extras(around):
+            yield from _fitted(trial, [one])
+
+
+def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Calls in a shorter format."""
+    chosen = {one.number for one in arounds}
+    for change in formats(trial.rerun):
+        if chosen & set(change.edit):
+            yield from _tried(trial, change)
+
+
+def _tables(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
+    """Other numbers in a small table: slopes, frequencies."""
+    small = [one for one in arounds if is_table(one)]
+    for around in sorted(small, key=lambda one: trial.rerun.array(one.result).size):
+        table = np.asarray(trial.rerun.array(around.result), np.float64)
+        if trial.found.size < TELLING * table.size or trial.late:
+            continue
+        best = fitted_table(table, partial(_left_by, trial, around))
+        if best is not None and best[1] <= trial.enough:
+            yield from _tried(trial, table_change(around, best[0]))
+
+
+def _left_by(trial: Trial, around: Around, numbers: Floats) -> Floats | None:
+    return trial.left(table_change(around, numbers).edit)
+
+
+def arounds_of(rerun: Rerun) -> list[Around]:
+    """The calls of a program, the last first: changes of these take the least work."""
+    return [Around(rerun, number) for number in reversed(list(rerun.calls))]

@@ -1,0 +1,131 @@
+"""Runs of a changed program, held against what was found, within so much work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.traces import Array
+from ...program.calls import Ref
+from ...program.edits import Edit
+from ...program.reruns import Rerun
+from ..masked_fills import without_fills
+from .around import Change
+
+Floats = NDArray[np.float64]
+
+EXACT = 4.0  # times the noise: a change that leaves no more than this explains everything
+LEAST_NOISE = 1e-12  # even float64 leaves this much
+ENDLESS = 1e30  # no scale: the lowest numbers of a dtype fill what is masked
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the candidate has in the place of a value of the reference's program.
+
+    `brought` is what brings a value of the program to what is compared; `noise` the relative error that noise explains.
+    """
+
+    found: Array
+    expected: Array
+    noise: float
+    brought: Callable[[Array], Array] = field(default=lambda array: array)
+
+
+@dataclass(frozen=True, slots=True)
+class OneSided:
+    """What only one of two programs has: `numbers` that the other one is given, tensors that it alone reads."""
+
+    numbers: tuple[float, ...] = ()
+    tensors: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A change that gives what was found, and how much it leaves relative to it."""
+
+    change: Change
+    left: float
+    predicted: Array
+    rerun: Rerun  # the program that it is a change of
+
+
+class Trial:
+    """One program, one question, and how much work may be spent on it."""
+
+    def __init__(
+        self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None,
+        refuted: Callable[[Tried], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
+        self.found = np.asarray(question.found, np.float64)
+        expected = np.asarray(question.expected, np.float64)
+        self.scale = max(size(self.found), size(expected))
+        self.unchanged = apart(expected, self.found)
+        self.enough = EXACT * max(question.noise, LEAST_NOISE) * self.scale
+        self.target: Ref = rerun.target
+        self.until = rerun.spent + work
+
+    @cached_property
+    def telling(self) -> int:
+        """How many numbers were found: a tensor of one number everywhere says no more than that number."""
+        return len(np.unique(self.found))
+
+    @property
+    def late(self) -> bool:
+        """Whether the work is used up."""
+        return self.rerun.spent > self.until
+
+    def run(self, edit: Edit) -> Floats | None:
+        """What the program makes with some calls changed; none where they cannot be, or nothing changes."""
+        if self.late:
+            return None
+        made = self.rerun.run(edit, self.target)
+        if made is None:
+            return None
+        try:
+            made = self.question.brought(made)
+        except (ValueError, IndexError):
+            return None
+        return np.asarray(made, np.float64) if made.shape == self.found.shape and made.dtype.kind != "c" else None
+
+    def left(self, edit: Edit) -> Floats | None:
+        """What a changed program makes less what was found."""
+        made = self.run(edit)
+        return None if made is None else difference(made, self.found)
+
+    def tried(self, change: Change) -> Tried | None:
+        """A change that gives what was found, where that differs from what is expected."""
+        made = self.run(change.edit)
+        if made is None:
+            return None
+        left = apart(made, self.found)
+        if not left <= self.enough < self.unchanged:
+            return None
+        predicted, _ = without_fills(made, self.found)
+        found = Tried(change.named, left / self.scale if self.scale else left, predicted, self.rerun)
+        return None if self.refuted(found) else found
+
+
+def difference(made: Floats, found: Floats) -> Floats:
+    """How two tensors differ; what both mask, or have as the same infinity, does not."""
+    ours, theirs = (np.asarray(one, np.float64) for one in without_fills(made, found))
+    with np.errstate(invalid="ignore"):
+        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        return np.where(same, 0.0, ours - theirs)
+
+
+def apart(made: Floats, found: Floats) -> float:
+    """The size of the difference; infinite where one side alone is not finite."""
+    found_apart = float(np.linalg.norm(difference(made, found)))
+    return found_apart if np.isfinite(found_apart) else np.inf
+
+
+def size(array: Array) -> float:
+    """The size of a tensor, without what stands for infinity."""
+    usual = np.abs(array) < ENDLESS
+    return float(np.linalg.norm(array if usual.all() else np.where(usual, array, 0.0)))

@@ -1,0 +1,84 @@
+"""Values, calls and lines of a program as a reader of the model's code knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from ...core.sites import Site
+from ...program.calls import Call, Earlier, Ref
+from ...program.reruns import Rerun
+from .around import MOVES, Around, base, place_of
+
+PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
+SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
+WRITTEN = MOVES | {"flatten", "unflatten", "contiguous", "repeat", "view_as", "expand_as", "getitem", "rearrange"}
+
+
+def name_of(rerun: Rerun, ref: Ref) -> str:
+    """What a value is called that no call of a program made."""
+    site = rerun.given.get(ref)
+    if site is None:
+        leaf = rerun.leaves.get(ref)
+        if leaf is not None and isinstance(leaf.source, Earlier):
+            return f"{site_told(leaf.source.site)} of the step before"
+        return (leaf.name if leaf is not None and leaf.name else None) or "a table"
+    return site_told(site)
+
+
+def site_told(site: Site) -> str:
+    """A site as a reader knows it; a gradient is told from what it is the gradient of."""
+    kind = {"grad": "the gradient of ", "grad_scaled": "the gradient of ", "agrad": "the gradient at "}
+    return kind.get(site.phase, "") + ".".join(part for part in (site.name, site.port) if part)
+
+
+def told(rerun: Rerun, ref: Ref) -> str:
+    """A value as a reader knows it."""
+    ref = origin(rerun, ref)
+    if ref in rerun.given or ref in rerun.leaves:
+        return name_of(rerun, ref)
+    one = Around(rerun, ref.node)
+    place = place_of(rerun, ref.node)
+    part = f"part {ref.at + 1}" if len(one.call.results) > 1 and base(one.call) in PARTED else "the result"
+    return f"{part} of {one.written}" + (f" of line {place.line}" if place is not None else "")
+
+
+def origin(rerun: Rerun, ref: Ref) -> Ref:
+    """A value before an operation gave it another shape for itself."""
+    while ref.node in rerun.calls and ref not in rerun.given:
+        one = Around(rerun, ref.node)
+        if one.op not in SHAPED or one.written in WRITTEN or not one.tensors:
+            break
+        ref = one.tensors[0]
+    return ref
+
+
+def call_told(rerun: Rerun, number: int) -> str:
+    """A call with what it is given."""
+    call = rerun.written(number)
+    name = (call.function if isinstance(call, Call) else call.op) or call.op.split(".")[1]
+    parts = name.split(".")
+    name = parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
+    return f"{name.strip('_')}({', '.join(_arguments(rerun, call))})"
+
+
+def _arguments(rerun: Rerun, call: Any) -> Iterator[str]:
+    for one in call.args:
+        if isinstance(one, Ref):
+            yield told(rerun, one) if one in rerun.refs else "a tensor"
+        elif isinstance(one, int | float | str | bool) or one is None:
+            yield str(one)
+        elif isinstance(one, tuple | list) and all(isinstance(item, int) for item in one):
+            yield str(list(one))
+        else:
+            yield "..."
+    for name, item in call.kwargs.items():
+        if isinstance(item, int | float | str | bool):
+            yield f"{name}={item}"
+
+
+def line_of(rerun: Rerun, number: int) -> str | None:
+    """The file and the line of a call; of one that differentiates, those of the forward call."""
+    place = place_of(rerun, number)
+    return None if place is None else f"{PurePath(place.file).name}:{place.line}"

@@ -1,0 +1,245 @@
+"""Both sides' programs aligned call by call: what stands where, of what the two sides do not compute alike.
+
+Values that both sides have hold the two programs together. Between these, calls of one operation that come in one order
+are each other's counterparts. A call of the candidate's can then be written in the reference's program: its tensors are
+the reference's where it has them, and made by the candidate's own calls where it has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...program.calls import Call, Ref
+from ...program.edits import Fragment, local, made_by
+from ...program.reruns import Rerun
+from ..one_program.around import MOVES, base
+from ..one_program.narrowing import Lined
+
+MOST_WRITTEN = 48  # calls of the candidate's that are written in the place of one
+SETTLED, SAME_NUMBERS, SAME_FUNCTION, A_MOVE = 1.0, 0.5, 0.5, 0.2  # what calls have in common, for being counterparts
+
+
+@dataclass(frozen=True)
+class Graft:
+    """The candidate's call in the place of its counterpart; `written` are the calls of the candidate's that it needs
+    and that the reference has not, itself last. It may work on what the counterpart makes, which it then `keeps`."""
+
+    ours: int
+    theirs: int
+    fragment: Fragment
+    written: tuple[int, ...]
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two programs; `counterparts` are the calls that make something else, by the candidate's the reference's."""
+
+    lined: Lined
+    counterparts: Mapping[int, int]
+
+    @property
+    def ours(self) -> Rerun:
+        """The reference's program."""
+        return self.lined.ours
+
+    @property
+    def theirs(self) -> Rerun:
+        """The candidate's program."""
+        return self.lined.theirs
+
+    def reference(self, ref: Ref) -> Ref | None:
+        """The reference's value in the place of one of the candidate's; None where it has none."""
+        own = self.lined.twins.get(ref)
+        if own is None and ref.node in self.counterparts:
+            return Ref(self.counterparts[ref.node], ref.at)
+        return own
+
+    @cached_property
+    def grafts(self) -> list[Graft]:
+        """Every call that the candidate makes otherwise, in the reference's order."""
+        found = [self._graft(ours, theirs) for theirs, ours in self.counterparts.items()]
+        return sorted((one for one in found if one is not None), key=lambda one: self.place[one.ours])
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where each of the reference's nodes comes."""
+        return {number: at for at, number in enumerate(self.ours.order)}
+
+    @cached_property
+    def apart(self) -> frozenset[int]:
+        """The reference's calls that the candidate does not make alike."""
+        like = set(self.counterparts.values()) - {one.ours for one in self.grafts}
+        return frozenset(_apart(self.ours, self.lined.equal)) - like
+
+    def _graft(self, ours: int, theirs: int) -> Graft | None:
+        another = base(self.ours.calls[ours]) != base(self.theirs.calls[theirs])
+        twin = self.lined.twins.get(self.theirs.target) if ours == self.ours.target.node and another else None
+        if twin is not None:  # what is asked about is a value that the reference has elsewhere
+            return Graft(ours, theirs, Fragment((), (twin,)), ())
+        writing = _Writing(self, ours)
+        if not writing.call(theirs):
+            return None
+        mine, other = self.ours.calls[ours], writing.calls[-1]
+        if len(writing.calls) == 1 and mine.op == other.op and _same(mine, other):
+            return None
+        fragment = Fragment(tuple(writing.calls), self._results(ours, writing))
+        return Graft(ours, theirs, fragment, tuple(writing.made), writing.kept is not None)
+
+    def _results(self, ours: int, writing: _Writing) -> tuple[Ref, ...]:
+        """What stands for the results: of the tensor that is asked about, the one that the candidate asks about."""
+        last, target = len(writing.calls) - 1, self.ours.target
+        if ours != target.node or target.at == self.theirs.target.at:
+            return ()
+        count = len(self.ours.calls[ours].results)
+        return tuple(local(last, self.theirs.target.at) if at == target.at else Ref(ours, at) for at in range(count))
+
+
+def _same(one: Call, other: Call) -> bool:
+    return bool(_plain(one.args) == _plain(other.args)) and bool(_plain(one.kwargs) == _plain(other.kwargs))
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, Ref):
+        return "ref", *item
+    if isinstance(item, Mapping):
+        return {key: _plain(one) for key, one in item.items()}
+    return [_plain(one) for one in item] if isinstance(item, tuple | list) else item
+
+
+class _Writing:
+    """The candidate's calls as the reference could make them, at one place of its order."""
+
+    def __init__(self, aligned: Aligned, ours: int) -> None:
+        self.aligned, self.ours = aligned, ours
+        self.kept: int | None = None  # where the reference's own call is written
+        self.calls: list[Call] = []
+        self.made: list[int] = []
+        self._known: dict[Ref, Ref] = {}
+        self._written: dict[int, int] = {}
+
+    def call(self, number: int) -> bool:
+        """Write a call and what it needs; whether it is not too much."""
+        if number in self._written or len(self.calls) > MOST_WRITTEN:
+            return number in self._written
+        call = self.aligned.theirs.calls[number]
+        args, kwargs = self._item(call.args), self._item(dict(call.kwargs))
+        self.calls.append(Call(call.op, args, kwargs, ()))
+        self._written[number] = len(self.calls) - 1
+        self.made.append(number)
+        return len(self.calls) <= MOST_WRITTEN
+
+    def _item(self, item: Any) -> Any:
+        if isinstance(item, Ref):
+            return self._ref(item)
+        if isinstance(item, Mapping):
+            return {key: self._item(one) for key, one in item.items()}
+        return tuple(self._item(one) for one in item) if isinstance(item, tuple | list) else item
+
+    def _ref(self, ref: Ref) -> Ref:
+        if ref not in self._known:
+            self._known[ref] = self._reference(ref) or self._made(ref)
+        return self._known[ref]
+
+    def _reference(self, ref: Ref) -> Ref | None:
+        """The reference's value in the place of one of the candidate's, where it is there by now."""
+        own = self.aligned.reference(ref)
+        if own is not None and own.node == self.ours and self.aligned.lined.twins.get(ref) == own:
+            return self._own(own.at)
+        return own if own is not None and self._is_there(own) else None
+
+    def _own(self, at: int) -> Ref:
+        """What the reference's own call makes."""
+        if self.kept is None:
+            self.calls.append(self.aligned.ours.calls[self.ours])
+            self.kept = len(self.calls) - 1
+        return local(self.kept, at)
+
+    def _is_there(self, ref: Ref) -> bool:
+        ours = self.aligned.ours
+        return (
+            ref in ours.given
+            or ref.node not in ours.calls
+            or self.aligned.place[ref.node] < self.aligned.place[self.ours]
+        )
+
+    def _made(self, ref: Ref) -> Ref:
+        theirs = self.aligned.theirs
+        call = theirs.calls.get(ref.node)
+        if ref in theirs.given or call is None or call.drawn is not None or not self.call(ref.node):
+            self.calls.append(made_by("clone.default", theirs.array(ref)))
+            return local(len(self.calls) - 1)
+        return local(self._written[ref.node], ref.at)
+
+
+def aligned(lined: Lined) -> Aligned:
+    """Find the counterparts of what both sides do not compute alike."""
+    ours, theirs = _apart(lined.ours, lined.equal), _apart(lined.theirs, frozenset(lined.twins))
+    found = _in_one_order(lined, ours, theirs)
+    mine, other = lined.ours.target.node, lined.theirs.target.node
+    ends = mine in lined.ours.calls and other in lined.theirs.calls
+    if ends and (other not in found or base(lined.ours.calls[mine]) == base(lined.theirs.calls[other])):
+        found = {one: own for one, own in found.items() if own != mine} | {other: mine}
+    return Aligned(lined, found)
+
+
+def _apart(rerun: Rerun, same: frozenset[Ref]) -> list[int]:
+    """The calls that make something that the other side has not."""
+    return [
+        number for number, call in rerun.calls.items()
+        if any(Ref(number, at) not in same for at in range(len(call.results))) and Ref(number) not in rerun.given
+    ]  # fmt: skip
+
+
+def _in_one_order(lined: Lined, ours: Sequence[int], theirs: Sequence[int]) -> dict[int, int]:
+    """The counterparts that have most in common and come in one order, by the candidate's call."""
+    mine, others = [_Facts.of(lined.ours, one) for one in ours], [_Facts.of(lined.theirs, one) for one in theirs]
+    likeness = [[one.likeness(other) for other in others] for one in mine]
+    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
+    for i in range(len(ours) - 1, -1, -1):
+        for j in range(len(theirs) - 1, -1, -1):
+            both = likeness[i][j] + best[i + 1][j + 1] if likeness[i][j] else 0.0
+            best[i][j] = max(best[i + 1][j], best[i][j + 1], both)
+    found, i, j = dict[int, int](), 0, 0
+    while i < len(ours) and j < len(theirs):
+        if likeness[i][j] and best[i][j] == likeness[i][j] + best[i + 1][j + 1]:
+            found[theirs[j]] = ours[i]
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+class _Facts(NamedTuple):
+    """What counterparts have in common: the operation, and perhaps its numbers and the function of the model's code."""
+
+    kind: tuple[str, int, bool]
+    numbers: str
+    function: str | None
+
+    @classmethod
+    def of(cls, rerun: Rerun, number: int) -> _Facts:
+        """Those of one call."""
+        call, place = rerun.calls[number], rerun.place(number)
+        kind = base(call), len(call.results), call.drawn is not None
+        return cls(kind, str(_numbers(call.args)), None if place is None else place.function)
+
+    def likeness(self, other: _Facts) -> float:
+        """How much two calls have in common; nothing where they cannot be counterparts."""
+        if self.kind != other.kind:
+            return 0.0
+        same = self.function == other.function, self.numbers == other.numbers
+        found = SETTLED + SAME_FUNCTION * same[0] + SAME_NUMBERS * same[1]
+        return found * A_MOVE if self.kind[0] in MOVES else found
+
+
+def _numbers(item: Any) -> Any:
+    """Arguments without their tensors."""
+    if isinstance(item, Ref):
+        return "tensor"
+    return [_numbers(one) for one in item] if isinstance(item, tuple | list) else item

@@ -1,0 +1,1 @@
+"""Paired tensors brought together and measured. Nothing here judges."""

@@ -1,0 +1,253 @@
+"""Pairs into measurements: load both tensors, bring them together, measure. No judgement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.arrays import wide
+from ...core.dtypes import roundoff
+from ...core.records import NOT_COMPARABLE, NOT_REQUIRED, Record
+from ...core.scratch import concatenated, mapped_rows
+from ...core.stages import INDEX_PAYLOAD
+from ...core.traces import Array, Trace
+from ...kernels import Measurement, measure, stats
+from ...pair.pairs import Pair, ReconcileError, apply_all
+from ...store.formats import WITHOUT_SHAPES
+from .result import Verdict, Why
+from .scales import Parts, parts_of, profile_of
+from .updates import Update, update_of
+
+THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A pair of which a side says that it has no tensor, in its own words, and what follows."""
+
+    verdict: Verdict
+    why: Why
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A pair and its numbers, or why there are none.
+
+    `update` is of weights after a step what was added to them; `rounded_equal` says that the reference, rounded to the
+    candidate's dtype, is the candidate.
+    """
+
+    pair: Pair
+    measurement: Measurement | None = None
+    problem: str | None = None
+    absent: Absent | None = None  # of a pair without numbers: who has none
+    update: Update | None = None
+    rounded_equal: bool = False
+    is_integer: bool = False
+    is_constant: bool = False  # one value everywhere, on both sides
+    parts: Parts | None = None  # of a pair that differs, the errors of rows, columns and elements for their own size
+    zeros_agree: bool = True  # whether what is 0 on one side is 0 on the other
+
+    @property
+    def count(self) -> int:
+        """Elements compared."""
+        return 0 if self.measurement is None else self.measurement.compared
+
+
+def measure_pairs(
+    pairs: Iterable[Pair], reference: Trace, candidate: Trace, advance: Callable[[int], None] = lambda nbytes: None
+) -> Iterator[Measured]:
+    """Measure every pair, in order. At no time is more than one tensor of each side in memory."""
+    befores = _Befores(reference, candidate)
+    for pair in pairs:
+        yield _measure(pair, reference, candidate, befores)
+        advance(pair.reference.nbytes + sum(record.nbytes for record in pair.candidate))
+
+
+def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
+    """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
+    ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
+    theirs = _candidate(pair, candidate)
+    if WITHOUT_SHAPES in (reference.format, candidate.format) and ours.size == theirs.size:
+        theirs = theirs.reshape(ours.shape)
+    return _same_shape(ours, theirs)
+
+
+def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) -> Measured:
+    silent = _without_values(pair)
+    if silent is not None:
+        return silent
+    try:
+        ours, theirs = load_recorded(pair, reference, candidate)
+    except ReconcileError as error:
+        return Measured(pair, problem=str(error))
+    if pair.reference.details.get("stage") in INDEX_PAYLOAD:
+        ours, theirs = _as_indices(ours), _as_indices(theirs)  # expert ids that were stored as floats
+    if pair.site.phase == "optim" and {_kind(ours), _kind(theirs)} == {"float", "integer"}:
+        ours, theirs = _counted(ours), _counted(theirs)
+    if _kind(ours) != _kind(theirs):
+        kinds = f"{pair.reference.dtype} and {pair.candidate[0].dtype}"
+        return Measured(pair, problem=f"dtypes {kinds} are not of one kind (float, integer, complex, bool)")
+    rounded = _rounded_equal(pair, ours, theirs)
+    update = None
+    if pair.site.phase == "weight_after":
+        ours, theirs, update = befores.updates(pair, ours, theirs)
+    found = measure(ours, theirs, threads=THREADS)
+    if found.bit_equal and ours.dtype == theirs.dtype:
+        theirs = ours  # what is asked from here on of one side holds of both
+    constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
+    whole = _kind(ours) == "integer"
+    parts = None if found.bit_equal or whole or update is not None else _parts(pair, ours, theirs)
+    zeros = parts is None or np.array_equal(ours == 0, theirs == 0)
+    return Measured(pair, found, None, None, update, rounded, whole, constant, parts, zeros)
+
+
+def _parts(pair: Pair, ours: Array, theirs: Array) -> Parts | None:
+    profile = profile_of(ours, theirs, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
+    return None if profile is None else parts_of(profile)
+
+
+def _is_constant(array: Array) -> bool:
+    """Whether every element is the same; decided by a few of them nearly always."""
+    if array.size < 2 or array.dtype.kind == "c":
+        return False
+    first, *others = array[(slice(0, 2),) * array.ndim].reshape(-1).tolist()
+    if any(other != first for other in others):
+        return False
+    numbers = stats(array)
+    return numbers.finite_count == numbers.count and numbers.min == numbers.max
+
+
+def _without_values(pair: Pair) -> Measured | None:
+    """Pairs of which a side has no tensor: absent on purpose, or statistics only."""
+    ours, theirs = pair.reference, pair.candidate[0]
+    for record in (ours, theirs):
+        if record.absent is not None and record.absent.startswith(NOT_COMPARABLE):
+            return Measured(pair, problem=record.absent.removeprefix(NOT_COMPARABLE))
+    if ours.absent is not None and theirs.absent is not None:
+        return Measured(pair, absent=Absent(Verdict.SAME, Why.ABSENT_ON_BOTH, ours.absent))
+    if theirs.absent is not None:
+        return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, theirs.absent))
+    if ours.absent is not None:
+        asked = ours.absent != NOT_REQUIRED
+        return Measured(pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, ours.absent))
+    if ours.at is None or any(record.at is None for record in pair.candidate):
+        return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
+    return None
+
+
+def _candidate(pair: Pair, candidate: Trace) -> Array:
+    arrays = [candidate.array(record) for record in pair.candidate]
+    if pair.concatenate is not None:
+        try:
+            arrays = [concatenated(arrays, pair.concatenate)]
+        except ValueError as error:
+            raise ReconcileError(f"the parts do not join along axis {pair.concatenate} ({error})") from None
+    return apply_all(arrays[0], pair.candidate_steps)
+
+
+def _same_shape(ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """Equal shapes, or shapes that differ in axes of length one alone."""
+    if ours.shape == theirs.shape:
+        return ours, theirs
+    if _squeezed(ours.shape) == _squeezed(theirs.shape):
+        return ours, theirs.reshape(ours.shape)
+    hint = ""
+    if ours.size == theirs.size:
+        hint = ", as many elements: transposed or reshaped? a map can say so"
+    raise ReconcileError(f"shape {list(ours.shape)} in the reference, {list(theirs.shape)} in the candidate{hint}")
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def _kind(array: Array) -> str:
+    return {"c": "complex", "b": "integer", "i": "integer", "u": "integer"}.get(array.dtype.kind, "float")
+
+
+def _as_indices(array: Array) -> Array:
+    """Expert ids as integers; a float that is no id keeps its bits, so that it differs from every id."""
+    if array.dtype.kind in "iu":
+        return array
+    with np.errstate(invalid="ignore"):
+        rounded = array.astype(np.int64)
+    return np.where(rounded == array, rounded, -1 - array.view(np.uint32).astype(np.int64))
+
+
+def _counted(array: Array) -> Array:
+    """What an optimizer counts, which one stores as a float and the next as an integer."""
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(np.int64)
+    return whole if np.array_equal(whole, array) else array
+
+
+def _rounded_equal(pair: Pair, ours: Array, theirs: Array) -> bool:
+    """Whether inputs or weights of two dtypes are equal once the reference is rounded to the candidate's."""
+    if pair.site.phase not in ("input", "weight") or ours.dtype == theirs.dtype or _kind(ours) != "float":
+        return False
+    if roundoff(pair.candidate[0].dtype) < roundoff(pair.reference.dtype):
+        ours, theirs = theirs, ours  # the finer side is rounded to the coarser
+    with np.errstate(over="ignore"):
+        rounded = mapped_rows(lambda rows: rows.astype(theirs.dtype), ours)
+    return measure(rounded, theirs, full=False).bit_equal
+
+
+class _Befores:
+    """The weights before a step, so that what is compared after it is the update."""
+
+    def __init__(self, reference: Trace, candidate: Trace) -> None:
+        self._reference, self._candidate = reference, candidate
+
+    def updates(self, pair: Pair, ours: Array, theirs: Array) -> tuple[Array, Array, Update | None]:
+        """What both sides added to their weights, and how far that is apart; the weights themselves, and None, if there
+        is no before.
+
+        An optimizer that divides by the gradient's own size, as Adam does, turns the noise of a gradient next to zero
+        into a full step: element by element, an update is no more certain than its gradient.
+        """
+        before = self._both(pair, ("weight",), ours.shape)
+        if before is None:
+            return ours, theirs, None
+        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
+        same = _are_same(ours, theirs) and _are_same(*before)
+        gradients = None if same else self._both(pair, ("grad_scaled", "grad"), ours.shape)
+        found = update_of(before, (ours, theirs), unit, gradients)
+        added = mapped_rows(_difference, ours, before[0])
+        return added, added if same else mapped_rows(_difference, theirs, before[1]), found
+
+    def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """Both sides' tensors of the same parameter in the first of these phases that both have."""
+        if len(pair.candidate) > 1:
+            return None
+        for phase in phases:
+            ours = self._load(self._reference, pair.reference, phase)
+            theirs = self._load(self._candidate, pair.candidate[0], phase)
+            if ours is None or theirs is None:
+                continue
+            try:
+                return apply_all(ours, pair.reference_steps), apply_all(theirs, pair.candidate_steps).reshape(shape)
+            except (ReconcileError, ValueError):
+                continue
+        return None
+
+    def _load(self, trace: Trace, record: Record, phase: str) -> Array | None:
+        site = record.site._replace(phase=phase)
+        if site not in trace or trace[site].at is None or trace[site].shape != record.shape:
+            return None
+        return trace.array(site)
+
+
+def _are_same(ours: Array, theirs: Array) -> bool:
+    """Whether two tensors are the same bits, which one pass over them tells."""
+    return ours.dtype == theirs.dtype and measure(ours, theirs, full=False, threads=THREADS).bit_equal
+
+
+def _difference(after: Array, before: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        difference: Array = wide(after) - wide(before)
+        return difference

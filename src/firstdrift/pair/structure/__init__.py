@@ -1,0 +1,1 @@
+"""Pairs without names: by what runs compute, hold, return and read."""

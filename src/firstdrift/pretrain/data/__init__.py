@@ -1,0 +1,1 @@
+"""What a run is trained on: files as tokens, and tokens in windows."""

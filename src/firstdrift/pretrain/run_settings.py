@@ -1,0 +1,171 @@
+"""Everything that decides what a training run computes, validated once: its numbers, the learning rate over the
+steps, and what decays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import nn
+
+from ..core.strict_json import Json
+from ..errors import FormatError, SelectionError
+
+# What a mode means where nothing else is said: the peak of the learning rate, steps up to it, the loss aimed at.
+MODES: Mapping[str, Mapping[str, Json]] = {
+    "finetune": {"lr": 5e-5, "warmup": 100, "val_loss_target": 2.2},
+    "from-scratch": {"lr": 3e-4, "warmup": 1000, "val_loss_target": 3.0},
+}
+DTYPES = ("f32", "bf16")
+FORMATS = ("safetensors", "apr")
+LARGEST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The numbers of a run. `lr`, `warmup` and `val_loss_target` follow the mode unless they are given: `of`.
+
+    A step sees `batch * accumulate` sequences of `seq_length` tokens. `eval_every` and `checkpoint_every` are in steps;
+    0 is only at the end. An epoch is what lies between two evaluations. `patience` is how many in a row may bring
+    nothing better, 0 any number, and `min_epochs` how many there are before that ends a run.
+    """
+
+    lr: float
+    warmup: int
+    val_loss_target: float
+    mode: str = "finetune"
+    num_steps: int = 500
+    batch: int = 16
+    seq_length: int = 512
+    accumulate: int = 1
+    clip: float = 1.0
+    weight_decay: float = 0.01
+    seed: int = 42
+    dtype: str = "f32"
+    eval_every: int = 100
+    patience: int = 5
+    min_epochs: int = 3
+    checkpoint_every: int = 500
+    format: str = "safetensors"
+
+    @classmethod
+    def of(cls, mode: str = "finetune", **given: Json) -> Settings:
+        """The settings of a mode, changed by what is given. Their values are checked in their turn, by `check`."""
+        if mode not in MODES:
+            raise SelectionError(f"--mode {mode!r} is not one of {', '.join(MODES)}; choose one of these")
+        names = {field.name for field in fields(cls)}
+        unknown = sorted(given.keys() - names)
+        if unknown:
+            raise SelectionError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(names))}")
+        said = {**MODES[mode], **{name: value for name, value in given.items() if value is not None}}
+        return cls(mode=mode, **said)
+
+    @classmethod
+    def from_json(cls, said: Json, place: object) -> Settings:
+        """The settings that a run has stored."""
+        if type(said) is not dict or {field.name for field in fields(cls)} != said.keys():
+            raise FormatError(f"{place}: its settings are not those of a run; it was changed, or is of another version")
+        try:
+            settings = cls(**said)
+            settings.check()
+        except (SelectionError, TypeError) as error:
+            raise FormatError(f"{place}: its settings cannot be used ({error}); it was changed") from None
+        return settings
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens are read in a step."""
+        return self.batch * self.accumulate * self.seq_length
+
+    @property
+    def lr_min(self) -> float:
+        """Where the learning rate ends."""
+        return min(self.lr, max(self.lr * 0.01, 1e-7))
+
+    def to_json(self) -> dict[str, Json]:
+        """The settings by name."""
+        return asdict(self)
+
+    def check(self) -> None:
+        """Refuse what no run can have: the target and the numbers of steps first, as the order of checks has it."""
+        _above("val_loss_target", self.val_loss_target)
+        _whole("num_steps", self.num_steps, 0)
+        for name in ("eval_every", "checkpoint_every", "warmup", "patience", "min_epochs"):
+            _whole(name, getattr(self, name), 0)
+        for name, least in (("batch", 1), ("accumulate", 1), ("seq_length", 2)):
+            _whole(name, getattr(self, name), least)
+        _above("lr", self.lr)
+        _above("clip", self.clip)
+        _above("weight_decay", self.weight_decay, or_equal=True)
+        _whole("seed", self.seed, 0, LARGEST_SEED)
+        for name, choices in (("mode", tuple(MODES)), ("dtype", DTYPES), ("format", FORMATS)):
+            if getattr(self, name) not in choices:
+                said = f"{_option(name)} {getattr(self, name)!r}"
+                raise SelectionError(f"{said} is not one of {', '.join(choices)}; choose one of these")
+
+
+def parse_steps(text: str | None) -> tuple[int, ...]:
+    """Numbers of steps, as `0,100` says them."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SelectionError(f"--trace-steps {text!r} is not a list of steps; write them as 0,100")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _above(name: str, value: Json, *, or_equal: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not or_equal):
+        kind = "a number of 0 or more" if or_equal else "a number above 0"
+        raise SelectionError(f"{_option(name)} {value!r} is not {kind}; give one")
+
+
+def _whole(name: str, value: Json, least: int, most: int | None = None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        upto = "" if most is None else f" to {most}"
+        raise SelectionError(f"{_option(name)} {value!r} is not a whole number from {least}{upto}; give one")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """The learning rate of a step, counted from 0; the peak is reached in the last step of the warmup."""
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    down = max(1, settings.num_steps - 1 - settings.warmup)
+    share = min(1.0, (step - settings.warmup) / down)
+    return settings.lr_min + (settings.lr - settings.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+STATE = ("step", "exp_avg", "exp_avg_sq")  # what it remembers of a parameter
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """A fresh optimizer: it remembers nothing, whatever the weights come from."""
+    parameters = list(model.parameters())
+    decayed = [one for one in parameters if one.ndim >= 2]
+    spared = [one for one in parameters if one.ndim < 2]  # norms and biases are the vectors of a decoder
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=learning_rate(settings, 0), betas=BETAS, eps=EPS
+    )
+
+
+def state_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What an optimizer remembers, as `PARAMETER.exp_avg` and so on; empty before its first step."""
+    return {
+        f"{name}.{key}": optimizer.state[parameter][key]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for key in STATE
+    }

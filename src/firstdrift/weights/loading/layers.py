@@ -1,0 +1,298 @@
+"""Tensors by the layer they are of, which layer of one side is likely which of the other, and layers that are
+several on the other side, such as q, k and v in one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from .map_lines import AMBIGUOUS, NUMBER, TURNED, MapLine, Options, map_line
+
+# What other libraries call a layer's weight and bias.
+ROLES = {
+    "weight": "weight", "kernel": "weight", "w": "weight", "gamma": "weight", "scale": "weight",
+    "embedding": "weight", "bias": "bias", "b": "bias", "beta": "bias",
+}  # fmt: skip
+_PARTED = re.compile(r"(?:(.*)[._/])?([^._/]+)", re.DOTALL)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A name and a shape, on either side."""
+
+    name: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The tensors of one layer by what they are in it."""
+
+    stem: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers in its name, such as of a block."""
+        return tuple(NUMBER.findall(self.stem))
+
+    @property
+    def words(self) -> list[str]:
+        """The parts of its name that are no numbers."""
+        return [word for word in re.split(r"[._/]", self.stem) if word and not word.isdigit()]
+
+    @property
+    def parent(self) -> str:
+        """The name of what it is a part of."""
+        return self.stem.rpartition(".")[0]
+
+    def shared(self, other: Layer) -> list[tuple[Tensor, Tensor]]:
+        """Tensors that both have, by what they are."""
+        return [(one, other.tensors[role]) for role, one in self.tensors.items() if role in other.tensors]
+
+
+Fits = Callable[[Layer, Layer], bool]
+
+
+def parted(name: str) -> tuple[str, str]:
+    """The layer in a tensor's name, and what the tensor is in that layer."""
+    found = _PARTED.fullmatch(name)
+    if found is not None and found[2] in ROLES:
+        return found[1] or "", ROLES[found[2]]
+    stem, _, role = name.rpartition(".")
+    return stem, role
+
+
+def layers_of(tensors: Iterable[Tensor]) -> list[Layer]:
+    """The layers that tensors are of, in their order."""
+    found: dict[str, Layer] = {}
+    for one in tensors:
+        stem, role = parted(one.name)
+        if role in found.setdefault(stem, Layer(stem)).tensors:
+            stem, role = one.name, ""  # a second weight of one layer is for itself
+        found.setdefault(stem, Layer(stem)).tensors[role] = one
+    return list(found.values())
+
+
+def shapes_fit(ours: Layer, theirs: Layer) -> bool:
+    """Whether every tensor that both have is as large, as it lies or transposed."""
+    pairs = ours.shared(theirs)
+    return bool(pairs) and all(one.shape == other.shape or is_turned(one, other) for one, other in pairs)
+
+
+def is_turned(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a matrix is as large as another when it is transposed, and only then."""
+    return len(ours.shape) == 2 and ours.shape == theirs.shape[::-1] != theirs.shape
+
+
+def pair_layers(
+    ours: Sequence[Layer], theirs: Sequence[Layer], fits: Fits = shapes_fit, same: Mapping[str, str] | None = None
+) -> tuple[list[tuple[Layer, Layer]], dict[Layer, list[Layer]]]:
+    """Layers that are each other's likest by a whole word, or the only ones that fit; and of all others of ours, which
+    they may be. `same` are layers that are known to be each other already, by name: ours and theirs.
+    """
+    known = dict(same or {})
+    back = {other: one for one, other in known.items()}
+    left, right = list(ours), list(theirs)
+    pairs: list[tuple[Layer, Layer]] = []
+    while True:
+        options = {one: _options(one, right, fits, known, back) for one in left}
+        chosen = _mutual(options)
+        if not chosen:
+            return pairs, {one: found for one, found in options.items() if found}
+        pairs += chosen
+        left = [one for one in left if one not in {a for a, _ in chosen}]
+        right = [one for one in right if one not in {b for _, b in chosen}]
+
+
+def _options(
+    one: Layer, among: Sequence[Layer], fits: Fits, known: dict[str, str], back: dict[str, str]
+) -> list[Layer]:
+    """What a layer may be: those that have all of its tensors and no others, if there are such."""
+    found = [
+        other
+        for other in among
+        if one.numbers == other.numbers
+        and known.get(one.stem, other.stem) == other.stem
+        and back.get(other.stem, one.stem) == one.stem
+        and fits(one, other)
+    ]
+    whole = [other for other in found if other.tensors.keys() == one.tensors.keys()]
+    return whole or found
+
+
+def _mutual(options: dict[Layer, list[Layer]]) -> list[tuple[Layer, Layer]]:
+    turned: dict[Layer, list[Layer]] = {}
+    for one, found in options.items():
+        for other in found:
+            turned.setdefault(other, []).append(one)
+    best = {one: _likest(one, found) for one, found in options.items()}
+    chosen = {other: _likest(other, found) for other, found in turned.items()}
+    return [(one, other) for one, other in best.items() if other is not None and chosen[other] is one]
+
+
+def _likest(one: Layer, among: list[Layer]) -> Layer | None:
+    """The only one, or the one with more words in common than any other."""
+    if len(among) < 2:
+        return among[0] if among else None
+    ranked = sorted(((_likeness(one, other), number) for number, other in enumerate(among)), reverse=True)
+    return among[ranked[0][1]] if ranked[0][0] > max(ranked[1][0], 0) else None
+
+
+def _likeness(one: Layer, other: Layer) -> int:
+    """How many words two names share, those at their ends twice. Their lengths say nothing, so none are divided by."""
+    a, b = one.words, other.words
+    shared = sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
+    end = next((n for n, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b)))
+    return shared + end + (a == b)
+
+
+QKV = "qkv"
+ATTENTION = ("c_attn", "in_proj")  # which hold q, k and v in this order, and do not say so
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A layer and the parts it is made of. `cuts` say how its tensors lie, by what they are in the layer.
+
+    `in_file` is whether the whole is the file's, which is then split; else the file's parts are joined. Without cuts,
+    order or layout could be this or that.
+    """
+
+    whole: Layer
+    parts: tuple[Layer, ...]
+    in_file: bool
+    cuts: dict[str, tuple[bool, int]]
+
+    @property
+    def turned(self) -> bool:
+        """Whether a matrix has to be transposed."""
+        return any(turned for turned, _ in self.cuts.values())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of the whole and its parts."""
+        return [one for layer in (self.whole, *self.parts) for one in layer.tensors.values()]
+
+    def lines(self) -> Iterator[MapLine]:
+        """As a map says it."""
+        for role, (turned, axis) in self.cuts.items():
+            steps: Options = TURNED if turned else ()
+            whole, parts = self.whole.tensors[role].name, [one.tensors[role].name for one in self.parts]
+            if self.in_file:
+                yield map_line(whole, parts, (*steps, ("split", axis)))
+            else:
+                for place, part in enumerate(parts):
+                    yield map_line(part, (whole,), (*steps, ("join", axis), ("place", place)))
+
+    def doubts(self) -> list[str]:
+        """What is left to decide, a sentence for each tensor of the whole."""
+        if self.cuts:
+            return []
+        side = "file" if self.in_file else "model"
+        why = "names and shapes do not say in which order or layout"
+        parts = {role: ", ".join(part.tensors[role].name for part in self.parts) for role in self.whole.tensors}
+        return [
+            f"{AMBIGUOUS}: the {side}'s {one} may be {parts[role]} together; {why}"
+            for role, one in self.whole.tensors.items()
+        ]
+
+
+def find_fused(wholes: Sequence[Layer], parts: Sequence[Layer], in_file: bool, turned: bool) -> Iterator[Fused]:
+    """Layers with the one run of two or three siblings that could make them up. `turned` is whether any matrix of the
+    file is known to lie the other way round."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Layer]] = {}
+    for one in parts:
+        groups.setdefault((one.parent, one.numbers), []).append(one)
+    for whole in wholes:
+        runs = [
+            (run, cuts)
+            for (_, numbers), members in groups.items()
+            if numbers == whole.numbers
+            for run in _runs(members)
+            if (cuts := _all_cuts(whole, run, in_file)) is not None
+        ]
+        if len(runs) == 1:
+            yield _decided(whole, *runs[0], in_file, turned)
+
+
+def _runs(members: list[Layer]) -> Iterator[list[Layer]]:
+    for count in (3, 2):
+        for start in range(len(members) - count + 1):
+            yield members[start : start + count]
+
+
+def _all_cuts(whole: Layer, run: list[Layer], in_file: bool) -> dict[str, list[tuple[bool, int]]] | None:
+    """By tensor, the ways in which shapes add up; None where one cannot be made up of the parts."""
+    if any(part.tensors.keys() != whole.tensors.keys() for part in run):
+        return None
+    cuts = {
+        role: _cuts(one.shape, [part.tensors[role].shape for part in run], in_file)
+        for role, one in whole.tensors.items()
+    }
+    return cuts if all(cuts.values()) else None
+
+
+def _cuts(whole: Shape, parts: list[Shape], in_file: bool) -> list[tuple[bool, int]]:
+    """Whether the file's side is transposed, and the axis along which shapes add up then."""
+    if any(len(one) != len(whole) for one in parts):
+        return []
+    found = []
+    for turned in (False, True) if len(whole) == 2 else (False,):
+        all_of_it = whole[::-1] if turned and in_file else whole
+        each = [one[::-1] for one in parts] if turned and not in_file else parts
+        found += [(turned, axis) for axis in range(len(whole)) if _adds_up(all_of_it, each, axis)]
+    return found
+
+
+def _adds_up(whole: Shape, parts: list[Shape], axis: int) -> bool:
+    return sum(one[axis] for one in parts) == whole[axis] and all(
+        one[:axis] + one[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for one in parts
+    )
+
+
+def _decided(
+    whole: Layer, run: list[Layer], cuts: dict[str, list[tuple[bool, int]]], in_file: bool, turned: bool
+) -> Fused:
+    """Square parts fit both ways round: they are taken as they lie where rows follow rows and nothing is transposed."""
+    order = _spelled(whole, run)
+    chosen = {}
+    for role, ways in cuts.items():
+        if len(ways) > 1 and not turned and (False, 0) in ways:
+            ways = [(False, 0)]
+        if len(ways) == 1:
+            chosen[role] = ways[0]
+    sure = order is not None and len(chosen) == len(cuts)
+    return Fused(whole, tuple(order or run), in_file, chosen if sure else {})
+
+
+def _spelled(whole: Layer, run: list[Layer]) -> list[Layer] | None:
+    """The parts in the order in which the whole's name has their names, or the letters q, k and v."""
+    name = whole.stem.rpartition(".")[2].lower()
+    keys = _keys(run)
+    for said in (keys, [key[:1] for key in keys] if sorted(key[:1] for key in keys) == sorted(QKV) else []):
+        spelled = QKV if said and name in ATTENTION and len(said[0]) == 1 else name
+        places = [spelled.find(key) for key in said]
+        if said and min(places) >= 0 and len(set(places)) == len(places):
+            return [one for _, one in sorted(zip(places, run, strict=True), key=lambda pair: pair[0])]
+    return None
+
+
+def _keys(run: list[Layer]) -> list[str]:
+    """The words that tell the parts apart: q, k, v of q_proj, k_proj, v_proj."""
+    words = [set(_own_words(one)) for one in run]
+    common = set.intersection(*words)
+    return ["_".join(word for word in _own_words(one) if word not in common) or one.stem for one in run]
+
+
+def _own_words(one: Layer) -> list[str]:
+    """The words of a layer's own name."""
+    return one.stem.rpartition(".")[2].lower().split("_")

@@ -1,0 +1,311 @@
+"""Write checkpoints: tensor after tensor, into a file that appears when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from ..core.arrays import as_array
+from ..core.bars import Bar, no_bar
+from ..core.dtypes import ITEMSIZE, dtype_name, numpy_dtype
+from ..core.sites import shown
+from ..core.strict_json import Json
+from ..errors import FormatError, storage
+from .checkpoint import Array, Entry, count_elements
+from .dtype_rounding import FLOATS, Rounding, as_dtype
+from .formats.quantized_blocks import ENCODED, encode_blocks, quantized_bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a writer is given."""
+
+    path: Path
+    format: str
+    tensors: list[Tensor]
+    metadata: Mapping[str, Json]
+    shard_bytes: int
+    advance: Callable[[int], None]
+    verify: Callable[[], None]  # called when all is written, before the file appears
+    types: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of metadata that came from GGUF
+
+
+@dataclass(frozen=True)
+class Change:
+    """A tensor that is not stored as it was: its dtypes, how many values differ, and by how much at most."""
+
+    name: str
+    source: str
+    target: str
+    changed: int
+    largest: float
+
+    def __str__(self) -> str:
+        how = f"{self.changed} values rounded, by at most {self.largest:.3g}" if self.changed else "exactly"
+        return f"{shown(self.name)}: {self.source} to {self.target}, {how}"
+
+
+def shards(tensors: list[Tensor], most: int) -> list[list[Tensor]]:
+    """The tensors in runs of at most so many bytes; a tensor that is larger has a shard of its own."""
+    parts: list[list[Tensor]] = [[]]
+    room = most
+    for tensor in tensors:
+        if parts[-1] and tensor.entry.nbytes > room:
+            parts.append([])
+            room = most
+        parts[-1].append(tensor)
+        room -= tensor.entry.nbytes
+    return parts
+
+
+def change(tensor: Tensor, rounding: Rounding) -> list[Change]:
+    """What to report of a tensor that was written."""
+    if tensor.source == tensor.entry.dtype and not rounding.changed:
+        return []
+    return [Change(tensor.name, tensor.source, tensor.entry.dtype, rounding.changed, rounding.largest)]
+
+
+Loader = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor to write: its entry in the file, and how its numbers (or its quantized bytes) are had."""
+
+    entry: Entry
+    load: Callable[[], tuple[Array, Rounding]]
+    source: str  # the dtype it comes from
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+        return self.entry.name
+
+
+def plain_tensor(name: str, value: Any) -> Tensor:
+    """A tensor from an array, or from a function that makes one and is called again when it is written."""
+    place = f"tensor {shown(name)!r}"
+    array = as_array(value() if callable(value) else value, place)
+    dtype = dtype_name(array.dtype)
+    if dtype is None:
+        raise FormatError(f"{place}: dtype {array.dtype} is not one of {', '.join(ITEMSIZE)}; convert it")
+    entry = Entry(name, dtype, array.shape, array.nbytes)
+    if callable(value):
+        del array
+        return Tensor(entry, lambda: (_again(value, entry), Rounding()), dtype)
+    return Tensor(entry, lambda: (array, Rounding()), dtype)
+
+
+def in_dtype(tensor: Tensor, dtype: str) -> Tensor:
+    """The same tensor in another dtype, converted when it is loaded."""
+    if tensor.entry.dtype == dtype:
+        return tensor
+    place = f"tensor {shown(tensor.name)!r}"
+    size = count_elements(place, tensor.entry.shape)
+
+    def load() -> tuple[Array, Rounding]:
+        array, before = tensor.load()
+        converted, rounding = as_dtype(array, dtype, place)
+        return converted, before + rounding
+
+    return replace(tensor, entry=Entry(tensor.name, dtype, tensor.entry.shape, size * ITEMSIZE[dtype]), load=load)
+
+
+def holdable(tensor: Tensor, dtypes: Iterable[str], widened: Mapping[str, str], format: str) -> Tensor:
+    """The tensor in a dtype that a format has: its own, or the next one that holds it exactly."""
+    dtype = tensor.entry.dtype
+    if dtype in dtypes:
+        return tensor
+    if dtype in widened:
+        return in_dtype(tensor, widened[dtype])
+    raise FormatError(f"tensor {shown(tensor.name)!r}: {format} has no {dtype}; choose another format or --dtype")
+
+
+def asked_for(tensor: Tensor, dtype: str | None) -> Tensor:
+    """The tensor in the dtype the user asked for; only floating-point numbers follow."""
+    if dtype is None or tensor.entry.quantized or tensor.entry.dtype not in FLOATS:
+        return tensor
+    if dtype in ENCODED:
+        return quantized(tensor, dtype)
+    if dtype not in FLOATS:
+        raise FormatError(f"dtype {dtype!r} is not one of {', '.join((*FLOATS, *ENCODED))}; choose one of these")
+    return in_dtype(tensor, dtype)
+
+
+def quantized(tensor: Tensor, dtype: str) -> Tensor:
+    """The tensor quantized when it is loaded. Vectors stay as they are: norms and biases are small and delicate."""
+    shape = tensor.entry.shape
+    if len(shape) < 2:
+        return tensor
+    place = f"tensor {shown(tensor.name)!r}"
+    nbytes = quantized_bytes(dtype, count_elements(place, shape))
+
+    def load() -> tuple[Array, Rounding]:
+        array, before = tensor.load()
+        data, rounding = encode_blocks(array, dtype, place)
+        return data, before + rounding
+
+    return replace(tensor, entry=Entry(tensor.name, dtype, shape, nbytes, quantized=True), load=load)
+
+
+def stored_bytes(tensor: Tensor) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Rounding]:
+    """The bytes to write, little-endian and in C order, checked against what was announced."""
+    array, rounding = tensor.load()
+    entry = tensor.entry
+    if not entry.quantized:
+        array = np.ascontiguousarray(array, numpy_dtype(entry.dtype)).reshape(entry.shape)
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if flat.nbytes != entry.nbytes:
+        raise FormatError(
+            f"tensor {shown(entry.name)!r}: {entry.nbytes} bytes were announced and {flat.nbytes} came; it changed "
+            "while it was written"
+        )
+    return flat, rounding
+
+
+def _again(value: Loader, entry: Entry) -> Array:
+    array = as_array(value(), f"tensor {shown(entry.name)!r}")
+    if array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
+        raise FormatError(
+            f"tensor {shown(entry.name)!r}: was {entry.dtype}{list(entry.shape)} and is now "
+            f"{array.dtype}{list(array.shape)}; it must not change while it is written"
+        )
+    return array
+
+
+DEFAULT_SHARD = 5 * 10**9
+WRITERS = {
+    "safetensors": "formats.safetensors_weights",
+    "safetensors-sharded": "formats.safetensors_weights",
+    "apr": "formats.apr",
+    "apr-sharded": "formats.apr",
+    "gguf": "formats.gguf_writer",
+    "npz": "formats.npz_weights",
+    "pt": "formats.torch_weights",
+}
+SUFFIXES = {
+    ".safetensors": "safetensors",
+    ".safetensors.index.json": "safetensors-sharded",
+    ".apr": "apr",
+    ".apr.index.json": "apr-sharded",
+    ".gguf": "gguf",
+    ".npz": "npz",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".bin": "pt",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written: how many tensors and bytes, which of them are not stored as they were, and what else."""
+
+    path: Path
+    format: str
+    tensors: int
+    nbytes: int
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rounded(self) -> int:
+        """Values that are no longer the same."""
+        return sum(change.changed for change in self.changes)
+
+    def to_json(self) -> dict[str, Json]:
+        """The report as JSON's own types."""
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "tensors": self.tensors,
+            "bytes": self.nbytes,
+            "rounded": self.rounded,
+            "changes": [vars(change) for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+class Writer(Protocol):
+    """A format's module for writing: the dtypes it holds, those it can hold exactly in another, and the work."""
+
+    DTYPES: Iterable[str]
+    WIDENED: Mapping[str, str]
+
+    def write(self, job: Job) -> tuple[list[Change], list[str]]:
+        """Write the file; returns what changed and what could not be carried."""
+
+
+def write_checkpoint(
+    path: str | PathLike[str],
+    entries: Iterable[tuple[str, Array | Callable[[], Array]]],
+    *,
+    format: str,
+    metadata: Mapping[str, Json] | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = DEFAULT_SHARD,
+) -> Report:
+    """Write tensors by name. A function is called for its array twice: to learn its shape, and to write it."""
+    tensors = [plain_tensor(name, value) for name, value in entries]
+    return write_tensors(path, tensors, format=format, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes)
+
+
+def write_tensors(
+    path: str | PathLike[str],
+    tensors: Iterable[Tensor],
+    *,
+    format: str,
+    metadata: Mapping[str, Json] | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = DEFAULT_SHARD,
+    bar: Bar = no_bar,
+    verify: Callable[[], None] = lambda: None,
+    types: Mapping[str, tuple[int, ...]] | None = None,
+) -> Report:
+    """Write tensors that are loaded one at a time."""
+    writer = load_writer(format, path)
+    asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
+    ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
+    _refuse_repetition(ready)
+    total = sum(tensor.entry.nbytes for tensor in ready)
+    path = Path(path)
+    with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with bar("writing", total) as advance:
+            job = Job(path, format, ready, metadata or {}, shard_bytes, advance, verify, types or {})
+            changes, notes = writer.write(job)
+    return Report(path, format, len(ready), total, tuple(changes), tuple(notes))
+
+
+def load_writer(format: str, path: str | PathLike[str]) -> Writer:
+    """The module that writes a format."""
+    if format not in WRITERS:
+        raise FormatError(f"{path}: format {format!r} cannot be written; choose one of {', '.join(WRITERS)}")
+    try:
+        return cast(Writer, import_module(f".{WRITERS[format]}", __package__))
+    except ModuleNotFoundError as error:
+        raise FormatError(f"{path}: writing {format} needs {error.name}; pip install {error.name}") from None
+
+
+def format_of(path: Path) -> str | None:
+    """The format that a file's name asks for."""
+    return next((format for suffix, format in SUFFIXES.items() if path.name.endswith(suffix)), None)
+
+
+def _dtype_of(tensor: Tensor, format: str, dtype: str | None) -> str | None:
+    """The dtype that is asked for; llama.cpp multiplies by vectors in float32 and aborts at any narrower one."""
+    narrow = format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or tensor.entry.dtype) in ("f16", "bf16")
+    return "f32" if narrow else dtype
+
+
+def _refuse_repetition(tensors: list[Tensor]) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise FormatError(f"tensor {shown(tensor.name)!r}: is given twice; give every tensor its own name")
+        seen.add(tensor.name)
