@@ -499,3 +499,17 @@ def _anchors(page: Path) -> set[str]:
     """The anchors GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", _without_fences(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_file_that_the_architecture_names_is_there():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = [
+        name
+        for name in re.findall(r"`([a-z_/.]+(?:/|\.py|\.c|\.toml))`", page)
+        if not name.startswith(("src", "tests"))
+    ]
+    assert len(named) > 30
+    found = {
+        path.relative_to(ROOT / "src" / "firstdrift").as_posix() for path in (ROOT / "src" / "firstdrift").rglob("*")
+    }
+    assert not [name for name in named if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in found)]

@@ -114,7 +114,7 @@ def _steps(said: Any) -> Steps | None:
         return said
     if isinstance(said, slice):
         numbers = [one for one in (said.start, said.stop, said.step) if one is not None]
-        if any(type(one) is not int or one < 0 for one in numbers) or said.step == 0:
+        if any(type(number) is not int or number < 0 for number in numbers) or said.step == 0:
             raise SelectionError(f"steps {said} has a negative, zero or fractional part; count forward from 0")
         return said
     chosen = list(said) if isinstance(said, Iterable) else [said]

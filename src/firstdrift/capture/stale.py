@@ -34,5 +34,7 @@ def repeated_outputs(trace: Trace) -> list[tuple[Site, Site]]:
 def _repeats(trace: Trace, before: Record, record: Record) -> bool:
     if (before.dtype, before.shape) != (record.dtype, record.shape):
         return False
-    ours, theirs = (np.ascontiguousarray(trace.array(one)).reshape(-1).view(np.uint8) for one in (before, record))
-    return ours.size > 0 and np.array_equal(ours, theirs) and bool(np.any(ours != ours[0]))
+    reference, candidate = (
+        np.ascontiguousarray(trace.array(site)).reshape(-1).view(np.uint8) for site in (before, record)
+    )
+    return reference.size > 0 and np.array_equal(reference, candidate) and bool(np.any(reference != reference[0]))

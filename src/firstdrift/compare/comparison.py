@@ -74,17 +74,22 @@ def align_traces(
     order: str | PathLike[str] | None = None,
 ) -> Opened:  # fmt: skip
     """Open two traces and pair their sites."""
-    ours, theirs = _open(reference, order), _open(candidate, order)
-    if map is None and "probes" in ours.header:
+    of_reference, of_candidate = _open(reference, order), _open(candidate, order)
+    if map is None and "probes" in of_reference.header:
         from ..store.formats.npy_steps import check_same_probes
 
-        check_same_probes(ours, theirs)
+        check_same_probes(of_reference, of_candidate)
     mapping = None if map is None else _read_map(map)
-    units = Units.of(ours, theirs, (reference_reduction, candidate_reduction), batch)
+    units = Units.of(of_reference, of_candidate, (reference_reduction, candidate_reduction), batch)
     selection = Selection(_globs(only), _globs(phases), _globs(ignore))
-    alignment = align(ours, theirs, mapping=mapping, selection=selection, units=units)
+    alignment = align(of_reference, of_candidate, mapping=mapping, selection=selection, units=units)
     meant = () if mapping is None else tuple(mapping.meant)
-    return Opened(ours, theirs, replace(alignment, pairs=as_stored(alignment.pairs, ours, theirs)), meant)
+    return Opened(
+        of_reference,
+        of_candidate,
+        replace(alignment, pairs=as_stored(alignment.pairs, of_reference, of_candidate)),
+        meant,
+    )
 
 
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
@@ -136,22 +141,22 @@ def _compared(
     opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float,
     allowed: tuple[tuple[str, ...], tuple[str, ...]], explain: bool, advance: Callable[[int], None] | None,
 ) -> Result:  # fmt: skip
-    ours, theirs = opened.reference, opened.candidate
+    reference, candidate = opened.reference, opened.candidate
     if verify:
-        ours = ours.with_problems(compare_checksums(ours))
-        theirs = theirs.with_problems(compare_checksums(theirs))
+        reference = reference.with_problems(compare_checksums(reference))
+        candidate = candidate.with_problems(compare_checksums(candidate))
     alignment, (allow_missing, allow_nan) = opened.alignment, allowed
-    measured = list(measure_pairs(alignment.pairs, ours, theirs, advance or (lambda nbytes: None)))
-    graph = Graph(ours, alignment.pairs)
-    truths = None if truth is None else ask(measured, ours, theirs, truth)
-    case = case_of(ours, theirs, alignment, measured, graph, truths)
+    measured = list(measure_pairs(alignment.pairs, reference, candidate, advance or (lambda nbytes: None)))
+    graph = Graph(reference, alignment.pairs)
+    truths = None if truth is None else ask(measured, reference, candidate, truth)
+    case = case_of(reference, candidate, alignment, measured, graph, truths)
     if rule == "jump":
         chains = fold(case, {}, (*BY_BYTES, by_jump(abs_floor), refuse_nan(allow_nan)))
     else:
         case, chains = judge(case, allow_nan, opened.meant)
     notes = _without_torch(case, chains) if rule == "noise" and truth is None else []
     judged = with_reasons(results_of(case, chains))
-    compared, measured = Compared(ours, theirs, case.alignment, graph), list(case.items.values())
+    compared, measured = Compared(reference, candidate, case.alignment, graph), list(case.items.values())
     why = partial(_explain, compared=compared, case=case) if explain else None
     proven = None if rule == "jump" else partial(proves, case, chains)
     may_miss = partial(_fits_any, allow_missing)
@@ -169,7 +174,7 @@ def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:
 
 def _without_torch(case: Case, chains: Chains) -> list[str]:
     """What the program would have been asked, where it cannot be run."""
-    doubts = sum(any(one.why is Why.DOUBT for one in chain) for chain in chains.values())
+    doubts = sum(any(finding.why is Why.DOUBT for finding in chain) for chain in chains.values())
     if case.replays is not None or not doubts or is_torch_here():
         return []
     pairs = "1 pair in doubt was" if doubts == 1 else f"{doubts} pairs in doubt were"
@@ -234,7 +239,7 @@ def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause |
     from ..explain.telling import cause_of
 
     site = _made_at(pair.reference.site, replays)
-    before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
+    before = replays.counterparts.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
 
     def brought(whole: Array) -> Array:
         part = apply_all(whole, pair.reference_steps)
@@ -247,8 +252,8 @@ def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause |
 def _made_at(site: Site, replays: Replays) -> Site:
     """Where the tensor of a site was made that was only handed on to it, by both sides."""
     first = replays.first(site)
-    ours, theirs = replays.theirs.array(first), replays.theirs.array(site)
-    return first if ours is not None and theirs is not None and np.array_equal(ours, theirs) else site
+    reference, candidate = replays.counterparts.array(first), replays.counterparts.array(site)
+    return first if reference is not None and candidate is not None and np.array_equal(reference, candidate) else site
 
 
 def noise_of(result: PairResult, case: Case) -> float:
@@ -280,7 +285,7 @@ def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evide
             expected = None if whole is None else apply_all(whole, pair.reference_steps)
             if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
                 return None
-            before = replays.theirs.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
+            before = replays.counterparts.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
             cut = [step for step in pair.reference_steps if step.kind == "slice"]
             inputs = {port: apply_all(array, cut) for port, array in replays.inputs(site).items()}
             return with_replay(evidence, expected, found, before, inputs)

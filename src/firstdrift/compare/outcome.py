@@ -50,7 +50,7 @@ class Compared:
 
 
 def _missing_gradients(
-    judged: list[PairResult], alignment: Alignment, ours: Trace, theirs: Trace
+    judged: list[PairResult], alignment: Alignment, reference: Trace, candidate: Trace
 ) -> tuple[list[PairResult], tuple[Unmatched, ...]]:
     """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients.
 
@@ -60,10 +60,10 @@ def _missing_gradients(
     """
     own_name = {record.site.name: pair.site.name for pair in alignment.pairs for record in pair.candidate}
     unpaired = [item.site for item in alignment.candidate_only if item.site.phase == "weight"]
-    called_otherwise = {(own_name.get(site.name, site.name), theirs[site].shape) for site in unpaired}
-    lacking = [item.site for item in alignment.reference_only if item.site.phase == "weight" and item.site in ours]
-    inside = _numbers(theirs, unpaired, lambda name: {own_name.get(one, one) for one in (name, *_around(name))})
-    pieces = _numbers(ours, lacking, lambda name: {name}).items() & inside.items()
+    called_otherwise = {(own_name.get(site.name, site.name), candidate[site].shape) for site in unpaired}
+    lacking = [item.site for item in alignment.reference_only if item.site.phase == "weight" and item.site in reference]
+    inside = _numbers(candidate, unpaired, lambda name: {own_name.get(one, one) for one in (name, *_around(name))})
+    pieces = _numbers(reference, lacking, lambda name: {name}).items() & inside.items()
     in_pieces = {name for (name, _), _ in pieces}
     names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
     seen = {(pair.site.name, pair.site.port) for pair in alignment.pairs if pair.site.phase == "fwd"}
@@ -73,16 +73,16 @@ def _missing_gradients(
         site = item.site
         recorded = (site.name, site.port) in seen if seen and site.phase == "agrad" else site.name in names
         known = recorded and (site.step, site.phase, site.sample) in kinds
-        if site.phase in PARAMETER_PHASES and site in ours:
-            known = known and (site.name, ours[site].shape) not in called_otherwise and site.name not in in_pieces
-        if site.phase in BACKWARD_PHASES and known and site in ours and ours[site].absent is None:
+        if site.phase in PARAMETER_PHASES and site in reference:
+            known = known and (site.name, reference[site].shape) not in called_otherwise and site.name not in in_pieces
+        if site.phase in BACKWARD_PHASES and known and site in reference and reference[site].absent is None:
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
-            pair, by = Pair(site, ours[site], (), "missing"), f"{site.name or 'the model'}'s backward"
+            pair, by = Pair(site, reference[site], (), "missing"), f"{site.name or 'the model'}'s backward"
             chain = (Finding("coverage", Verdict.DRIFT, Why.NO_GRADIENT, {"said": item.reason}),)
             found.append(PairResult(pair, Verdict.DRIFT, reason, introduced_by=by, chain=chain))
         else:
             left.append(item)
-    place = {record.site: number for number, record in enumerate(ours)}
+    place = {record.site: number for number, record in enumerate(reference)}
     both = [*judged, *found]
     if found:
         both.sort(key=lambda result: place.get(result.pair.reference.site, len(place)))
@@ -111,18 +111,18 @@ def compose(
 ) -> Result:  # fmt: skip
     """The result of a run from the verdicts of its pairs; `may_miss` tells which sites the candidate need not have,
     `explain` is asked why the first drift is one, `proven` what a green verdict proves."""
-    ours, theirs, graph = compared.reference, compared.candidate, compared.graph
-    judged, missing = _missing_gradients(list(judged), compared.alignment, ours, theirs)
+    reference, candidate, graph = compared.reference, compared.candidate, compared.graph
+    judged, missing = _missing_gradients(list(judged), compared.alignment, reference, candidate)
     alignment = replace(compared.alignment, reference_only=missing)
     said = (*_captures(measured), *notes)
-    result = _result(judged, alignment, graph, ours, theirs, may_miss, said, explain, settings)
+    result = _result(judged, alignment, graph, reference, candidate, may_miss, said, explain, settings)
     proves = None if result.exit_code or proven is None else proven()
     sentence = result.sentence + _weakest(proves) + _other_settings(result, settings)
     return replace(result, settings=settings, proves=proves, sentence=sentence, claim=result.sentence)
 
 
 def _result(
-    judged: list[PairResult], alignment: Alignment, graph: Graph, ours: Trace, theirs: Trace,
+    judged: list[PairResult], alignment: Alignment, graph: Graph, reference: Trace, candidate: Trace,
     may_miss: Callable[[Site], bool], captures: Sequence[str], explain: Explain | None,
     settings: tuple[SettingResult, ...],
 ) -> Result:  # fmt: skip
@@ -130,23 +130,23 @@ def _result(
     compared = [result for result in judged if result.measurement is not None and result.measurement.compared]
     missing = [item for item in alignment.reference_only if not may_miss(item.site)]
     problems = [
-        *(f"reference {ours.path}: {problem}" for problem in ours.problems),
-        *(f"candidate {theirs.path}: {problem}" for problem in theirs.problems),
+        *(f"reference {reference.path}: {problem}" for problem in reference.problems),
+        *(f"candidate {candidate.path}: {problem}" for problem in candidate.problems),
         *([_no_counterpart(len(missing))] if missing else []),
         *([] if compared else ["nothing was compared"]),
     ]
     other = _other_arguments(judged)
     deciding = [result for result in judged if result not in other]
     verdict = _verdict(deciding, bool(compared))
-    unseen = _not_looked_at(drifts[0], alignment, ours) if drifts else 0
+    unseen = _not_looked_at(drifts[0], alignment, reference) if drifts else 0
     first = _first_drift(drifts, explain, settings, unseen) if drifts else None
     coverage = Coverage(
-        reference_sites=len(ours), candidate_sites=len(theirs), pairs=len(judged), compared=len(compared),
+        reference_sites=len(reference), candidate_sites=len(candidate), pairs=len(judged), compared=len(compared),
         elements=sum(r.measurement.compared for r in compared if r.measurement is not None),
         phases=dict(Counter(result.site.phase for result in compared)),
     )  # fmt: skip
     could_not_tell = bool(problems) or verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE)
-    notes = (*alignment.notes, *ours.notes, *theirs.notes, *captures, *_told_of_arguments(other))
+    notes = (*alignment.notes, *reference.notes, *candidate.notes, *captures, *_told_of_arguments(other))
     return Result(
         verdict=verdict, sentence=_sentence(verdict, first, deciding, problems), pairs=tuple(judged), first_drift=first,
         cause=_benign_cause(verdict, judged), flips=tuple(r for r in judged if r.verdict is Verdict.FLIP),
@@ -197,16 +197,16 @@ def _told_of_arguments(other: Sequence[PairResult]) -> list[str]:
     return [f"{inputs} on the two sides, first {in_words(other[0].site)}; what these modules return agrees"]
 
 
-def _not_looked_at(drift: PairResult, alignment: Alignment, ours: Trace) -> int:
+def _not_looked_at(drift: PairResult, alignment: Alignment, reference: Trace) -> int:
     """How many tensors that were left out came before a drift whose own inputs nobody replayed: any of them may be
     what is wrong. What a module is fed was made by another one, and counts there."""
     if drift.why in _SURE or (drift.why is Why.INTRODUCED and not drift.facts.get("unseen")):
         return 0
     seen = {pair.reference.site for pair in alignment.pairs} | {item.site for item in alignment.reference_only}
-    place = {record.site: number for number, record in enumerate(ours)}
+    place = {record.site: number for number, record in enumerate(reference)}
     before = place.get(drift.pair.reference.site, 0)
     made = (site for site in place if not site.port.startswith("in.") and site not in seen)
-    return sum(place[site] < before and ours[site].at is not None for site in made)
+    return sum(place[site] < before and reference[site].at is not None for site in made)
 
 
 def _first_drift(
@@ -219,7 +219,7 @@ def _first_drift(
     if explain is not None and (cause is None or result.verdict is Verdict.PRECISION):
         found = explain(result)
         cause = found if cause is None or (found is not None and found.label in SAYS_MORE) else cause
-    stated = [one for one in settings if one.effect is Effect.CHANGES and result.site in one.sites]
+    stated = [setting for setting in settings if setting.effect is Effect.CHANGES and result.site in setting.sites]
     if stated and (cause is None or cause.label == "unknown"):
         cause = _of_setting(asdict(stated[0]))
     if cause is None or cause.label in ("unknown", "uninitialised"):  # which of NaN says less than that it is there
@@ -360,8 +360,8 @@ def _other_dtypes(judged: Sequence[PairResult]) -> str:
     other = [one for one in both if roundoff(one[0]) and roundoff(one[1]) and one[0] != one[1]]
     if not other:
         return ""
-    (ours, theirs), _ = Counter(other).most_common(1)[0]
-    return f", {len(other)} of them with {theirs} in the candidate where the reference has {ours}"
+    (reference, candidate), _ = Counter(other).most_common(1)[0]
+    return f", {len(other)} of them with {candidate} in the candidate where the reference has {reference}"
 
 
 def _weakest(proves: Proves | None) -> str:
@@ -377,7 +377,9 @@ def _other_settings(result: Result, settings: Sequence[SettingResult]) -> str:
     """The settings that differ under a green verdict: which, and that they change nothing."""
     if result.exit_code or not settings:
         return ""
-    keys = list(dict.fromkeys(f"{one.where}.{one.key}" if one.where else one.key for one in settings))
+    keys = list(
+        dict.fromkeys(f"{setting.where}.{setting.key}" if setting.where else setting.key for setting in settings)
+    )
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     what = "a setting differs" if len(keys) == 1 else "settings differ"
     return f"; {what} without effect: {', '.join(keys[:3])}{more}"

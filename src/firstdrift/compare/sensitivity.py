@@ -66,7 +66,7 @@ class Power:
     @property
     def blind(self) -> tuple[Site, ...]:
         """Sites at which no error would be found."""
-        return tuple(one.site for one in self.sites if one.everywhere is None)
+        return tuple(site.site for site in self.sites if site.everywhere is None)
 
     @property
     def exit_code(self) -> int:
@@ -75,13 +75,13 @@ class Power:
 
     def to_json(self) -> dict[str, Any]:
         """JSON of schema `firstdrift-power-v1`."""
-        rows = [{**one.site._asdict(), "everywhere": one.everywhere, "in_part": one.in_part} for one in self.sites]
+        rows = [{**site.site._asdict(), "everywhere": site.everywhere, "in_part": site.in_part} for site in self.sites]
         return {
             "schema": SCHEMA,
             "calibrated": self.calibrated,
             "pair": self.pair,
             "sites": rows,
-            "open": [one._asdict() for one in self.open],
+            "open": [site._asdict() for site in self.open],
         }
 
 
@@ -104,17 +104,17 @@ def power(
 def _power(
     opened: Opened, pair: bool, only: Sequence[str], phases: Sequence[str], tell: Callable[[int], None]
 ) -> Power:
-    ours, theirs = opened.reference, opened.candidate
-    measured = list(measure_pairs(opened.alignment.pairs, ours, theirs))
-    case = case_of(ours, theirs, opened.alignment, measured, Graph(ours, opened.alignment.pairs))
+    reference, candidate = opened.reference, opened.candidate
+    measured = list(measure_pairs(opened.alignment.pairs, reference, candidate))
+    case = case_of(reference, candidate, opened.alignment, measured, Graph(reference, opened.alignment.pairs))
     case, chains = judge(case)
-    found_so = compose(results_of(case, chains), measured, Compared(ours, theirs, case.alignment, case.graph))
+    found_so = compose(results_of(case, chains), measured, Compared(reference, candidate, case.alignment, case.graph))
     if found_so.first_drift is not None:
-        both, site = f"{ours.path} and {theirs.path}", found_so.first_drift.site
+        both, site = f"{reference.path} and {candidate.path}", found_so.first_drift.site
         raise SelectionError(f"{both} differ beyond noise at {site}; give two traces that agree")
-    asked = {record.site for record in ours.matching(only, phases)}
+    asked = {record.site for record in reference.matching(only, phases)}
     items = [item for item in case.items.values() if item.pair.reference.site in asked and counts(item)]
-    replays = replays_for(ours, theirs, case.alignment.pairs, [item.pair.site for item in items])
+    replays = replays_for(reference, candidate, case.alignment.pairs, [item.pair.site for item in items])
     found = []
     with nullcontext() if replays is None else replays.running():
         for item in items:
@@ -165,7 +165,11 @@ def _by_draws(item: Measured, case: Case, replays: Replays) -> Visible | None:
     parts = [from_matrix(_in_part(rows, axis), expected) for axis in (0, 1) if rows.shape[1 - axis] > 1]
     whole = _smallest(partial(_is_found_scaled, is_found, base))
     known = [_smallest(partial(_is_found_scaled, is_found, part)) for part in parts]
-    worst = None if any(one is None for one in known) else max((one for one in known if one is not None), default=whole)
+    worst = (
+        None
+        if any(value is None for value in known)
+        else max((value for value in known if value is not None), default=whole)
+    )
     return Visible(pair.site, whole, worst)
 
 

@@ -123,7 +123,9 @@ class Trace:
         self._files = files
         if data is None:
             elsewhere = special or {}  # made when asked for, perhaps of no file at all
-            numbers = {one.at[0] for one in lines if one.at is not None and not (elsewhere and one.site in elsewhere)}
+            numbers = {
+                line.at[0] for line in lines if line.at is not None and not (elsewhere and line.site in elsewhere)
+            }
             data = DataFiles(files, numbers, grows=grows)
         self._data = data
         self._special = special or {}

@@ -45,7 +45,7 @@ def load_with_proof(
         model, _ = described(checkpoint, config, dtype)
         model = model.to_empty(device="cpu")
         model.tie()
-        with bar("loading", sum(one.nbytes for one in model.parameters())) as advance:
+        with bar("loading", sum(parameter.nbytes for parameter in model.parameters())) as advance:
             return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
 
 

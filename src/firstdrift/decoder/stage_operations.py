@@ -112,9 +112,9 @@ def _rope(rope: Rope) -> dict[str, Json]:
 def _attention(stage: str, own: str, config: DecoderConfig, layer: int) -> StageOperation:
     projections = [f"{own}self_attn.{which}_proj" for which in "qkv"]
     if stage == "qkv_matmul":
-        return StageOperation("Linear", _heads(config), tuple(f"{one}.weight" for one in projections))
+        return StageOperation("Linear", _heads(config), tuple(f"{projection}.weight" for projection in projections))
     if stage == "qkv_bias":
-        biases = tuple(f"{one}.bias" for one in projections)
+        biases = tuple(f"{projection}.bias" for projection in projections)
         return StageOperation("BiasAdd", {}, biases) if config.qkv_bias else StageOperation("Identity")
     if stage == "attn_scores":
         scale = config.head_dim**-0.5 if config.score_scale is None else config.score_scale

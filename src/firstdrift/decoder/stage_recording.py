@@ -191,9 +191,9 @@ class NativeTrace:
     def _producers(self, stage: str, layer: int) -> Iterator[Site]:
         if stage == "embedding":
             yield Site(self._step, "input", "input", "tokens")
-        for one in producers(stage, layer, self._selection, self._config):
-            earlier = range(self._step) if CACHED.get(stage) == one[0] else ()
-            yield from (Site(step, "fwd", site_name(*one), "out") for step in (*earlier, self._step))
+        for producer in producers(stage, layer, self._selection, self._config):
+            earlier = range(self._step) if CACHED.get(stage) == producer[0] else ()
+            yield from (Site(step, "fwd", site_name(*producer), "out") for step in (*earlier, self._step))
 
     def _recorded(self, name: str, order: int) -> Site | None:
         """A weight's site; where weights are recorded, it is written when the first stage needs it."""

@@ -105,7 +105,7 @@ def _load(library: Any, path: Path, config: DecoderConfig, dtype: torch.dtype) -
                 str(path.parent), gguf_file=path.name, local_files_only=True, **options
             )
         else:
-            loaded = _load_ours(library, path, config, options)
+            loaded = _load_reference(library, path, config, options)
     except FirstdriftError:
         raise
     except Exception as error:  # it raises whatever its parts raise
@@ -114,7 +114,7 @@ def _load(library: Any, path: Path, config: DecoderConfig, dtype: torch.dtype) -
     return loaded[0], loaded[1]
 
 
-def _load_ours(library: Any, path: Path, config: DecoderConfig, options: dict[str, Any]) -> Any:
+def _load_reference(library: Any, path: Path, config: DecoderConfig, options: dict[str, Any]) -> Any:
     if config.rope.divisors or config.rope.adjacent:
         raise CaptureError(f"{path}: its rotary embedding is none that transformers has; use --engine decoder")
     kind = getattr(library, FAMILIES[config.family].architecture)

@@ -36,11 +36,11 @@ def distances(port: Path, torch: Path, double: Path) -> list[Distance]:
     return [
         Distance(
             number + 1,
-            float(np.linalg.norm(ours - truth)),
-            float(np.linalg.norm(theirs - truth)),
+            float(np.linalg.norm(reference - truth)),
+            float(np.linalg.norm(candidate - truth)),
             float(np.linalg.norm(truth - start)),
         )
-        for number, (ours, theirs, truth) in enumerate(zip(*runs, strict=True))
+        for number, (reference, candidate, truth) in enumerate(zip(*runs, strict=True))
     ]
 
 

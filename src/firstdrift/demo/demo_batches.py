@@ -118,16 +118,16 @@ def run_steps(settings: Settings, steps: int) -> list[Distance]:
 
 def prepare(directory: Path, *, force: bool) -> None:
     """An empty directory, or one of an earlier demo, which is emptied; anything else only by force."""
-    ours = {"demo.json", "kws", "weights.bin", "steps"}
+    reference = {"demo.json", "kws", "weights.bin", "steps"}
     with storage(directory, "make the demo's directory", "choose another by --out"):
         directory.mkdir(parents=True, exist_ok=True)
         found = list(directory.iterdir())
-        foreign = [path.name for path in found if path.name not in ours and not path.name.startswith("batch-")]
+        foreign = [path.name for path in found if path.name not in reference and not path.name.startswith("batch-")]
         if found and not force and (foreign or not (directory / "demo.json").is_file()):
             name = (foreign or [path.name for path in found])[0]
             raise TraceExistsError(f"{directory}: holds {name!r}, which no demo made; choose another --out, or --force")
         for path in found:
-            if path.name in ours or path.name.startswith("batch-"):
+            if path.name in reference or path.name.startswith("batch-"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (directory / "demo.json").write_text("{}\n")
 

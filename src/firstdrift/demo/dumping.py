@@ -18,7 +18,7 @@ BATCHED = frozenset({"input", "fwd", "lossgrad", "agrad"})  # of which a sample 
 def dump(trace: Trace, directory: Path, samples: int, *, overwrite: bool) -> None:
     """Write npy step directories with the names and the units that the port's have."""
     batch = trace.header["batch"]
-    made = [one for record in trace.lines for one in _as_the_port_has_it(record, samples, batch)]
+    made = [site for record in trace.lines for site in _as_the_port_has_it(record, samples, batch)]
     arrays = {one.site: partial(_array, trace, record, steps) for one, record, steps in made}
     said = {"gradient_of": {"reduction": "sum", "batch": batch}}
     lines = [one for one, _, _ in made]

@@ -25,7 +25,7 @@ from .two_programs.aligned import Aligned, aligned
 from .two_programs.by_structure import by_path, goes_on, stays
 from .two_programs.chains import ends_earlier
 from .two_programs.differing import differences
-from .two_programs.from_below import WORK, Level, Sides, as_recorded, of_ours, of_theirs
+from .two_programs.from_below import WORK, Level, Sides, as_recorded, of_candidate, of_reference
 from .two_programs.grafted import CALLS
 from .two_programs.grafting import smallest_graft
 
@@ -69,7 +69,7 @@ def answer(asked: Asked) -> Answer | None:
 def _smallest(asked: Asked, sides: Sides) -> Answer | None:
     """The answer that takes least to say; nothing more is looked for where that is little."""
     found: list[Answer] = []
-    for way, enough in ((partial(_by_both, asked), SHORT), (of_ours, FEW), (of_theirs, 0.0)):
+    for way, enough in ((partial(_by_both, asked), SHORT), (of_reference, FEW), (of_candidate, 0.0)):
         one = way(sides)
         found += [] if one is None else [one]
         if found and min(map(length, found)) <= enough:
@@ -87,13 +87,13 @@ def _read_elsewhere(asked: Asked) -> Answer | None:
         now, before = (".".join(part for part in (site.name, site.port) if part) for site in (read, first))
         said = f"{asked.site.name} reads another tensor, {now}, instead of {before}"
         return Answer(CHANGED, said, {"reads": now, "reference_reads": before}, asked.found, 0.0, 6.0, 0, both=True)
-    theirs = asked.replays.own_rerun(asked.site)
-    if theirs is None or theirs.target.node not in theirs.calls:
+    candidate = asked.replays.own_rerun(asked.site)
+    if candidate is None or candidate.target.node not in candidate.calls:
         return None
-    number = narrowing.telling_call(theirs, theirs.target)
+    number = narrowing.telling_call(candidate, candidate.target)
     name = ".".join(part for part in (first.name, first.port) if part)
-    said = f"{asked.site.name} reads {call_told(theirs, number)} ({line_of(theirs, number)}) instead of {name}"
-    label = more_label(Around(theirs, number))
+    said = f"{asked.site.name} reads {call_told(candidate, number)} ({line_of(candidate, number)}) instead of {name}"
+    label = more_label(Around(candidate, number))
     return Answer(label, said, {"reference_reads": name}, asked.found, 0.0, 12.0, 0, both=True)
 
 
@@ -129,19 +129,19 @@ def _sides(asked: Asked, rerun: Rerun) -> Sides:
     """Both sides' programs; the reference's alone where the candidate's own calls do not give what it recorded."""
     alone = Sides(Level(asked, rerun, None, None))
     try:
-        theirs = asked.replays.own_rerun(asked.site, exact=rerun.exact, piece=asked.piece)
+        candidate = asked.replays.own_rerun(asked.site, exact=rerun.exact, piece=asked.piece)
     except NotReplayableError:
         return alone
-    if theirs is None or len(theirs.calls) > MOST_CALLS:
+    if candidate is None or len(candidate.calls) > MOST_CALLS:
         return alone
-    brought = as_recorded(asked, theirs, Trial(rerun, asked.question(rerun), NARROW_WORK))
-    return alone if brought is None else Sides(Level(asked, rerun, theirs, brought))
+    brought = as_recorded(asked, candidate, Trial(rerun, asked.question(rerun), NARROW_WORK))
+    return alone if brought is None else Sides(Level(asked, rerun, candidate, brought))
 
 
 def _by_both(asked: Asked, sides: Sides) -> Answer | None:
     """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
     vague: Answer | None = None
-    for level in sides.levels if sides.whole.theirs is not None else ():
+    for level in sides.levels if sides.whole.candidate is not None else ():
         found = _at_level(asked, level)
         if found is not None and found.label != CHANGED:
             return found
@@ -152,8 +152,8 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 def _at_level(asked: Asked, level: Level) -> Answer | None:
     """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
     first value that differs."""
-    ours, question, lined = level.ours, level.question, level.lined
-    trial = Trial(ours, question, NARROW_WORK)
+    reference, question, lined = level.reference, level.question, level.lined
+    trial = Trial(reference, question, NARROW_WORK)
     tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
     if tables:
         return replace(told_of(tables, lined), predicted=asked.found, both=True)
@@ -161,15 +161,15 @@ def _at_level(asked: Asked, level: Level) -> Answer | None:
     if chained is not None:
         return chained
     both = aligned(lined)
-    grafted = smallest_graft(both, Trial(ours, question, NARROW_WORK))
+    grafted = smallest_graft(both, Trial(reference, question, NARROW_WORK))
     if grafted is not None and grafted.change.label != CHANGED:
         return replace(told_of([grafted], lined), predicted=asked.found, both=True)
     short = grafted is not None and not grafted.change.kind.startswith(CALLS)
     found, narrows = _narrowly(lined, question, trial, searched=short)
     if not found and not short:
-        found = changes_that_fit(Trial(ours, question, NARROW_WORK), narrowing.changed_calls(lined))
+        found = changes_that_fit(Trial(reference, question, NARROW_WORK), narrowing.changed_calls(lined))
     if grafted is not None:
-        found = [grafted, *(one for one in found if _says_more(one.change, both))]
+        found = [grafted, *(tried for tried in found if _says_more(tried.change, both))]
     return _said(asked, lined, found, narrows)
 
 
@@ -196,7 +196,7 @@ def _narrowly(
     narrows = narrowing.first_to_differ(lined, trial)
     found += _of_narrows(lined, narrows)
     if not found and not searched:
-        again = Trial(lined.ours, question, NARROW_WORK)
+        again = Trial(lined.reference, question, NARROW_WORK)
         earliest = narrowing.narrowed(lined, again)
         if not earliest and not narrows:
             earliest = narrowing.at_the_end(lined, again)
@@ -213,21 +213,21 @@ def _says_more(change: Change, both: Aligned) -> bool:
 def _of_narrows(lined: narrowing.Lined, narrows: Sequence[narrowing.Narrow]) -> list[Tried]:
     """The changes that make each of some values, of one kind for all."""
     kinds: dict[str, list[Tried]] | None = None
-    for one in narrows:
-        own = {tried.change.kind + tried.change.said: [tried] for tried in _alone(lined, one, WORK / len(narrows))}
+    for narrow in narrows:
+        own = {tried.change.kind + tried.change.said: [tried] for tried in _alone(lined, narrow, WORK / len(narrows))}
         kinds = own if kinds is None else {kind: [*kinds[kind], *own[kind]] for kind in kinds if kind in own}
     return [replace(some[0], change=_joined([one.change for one in some])) for some in (kinds or {}).values()]
 
 
 def _alone(lined: narrowing.Lined, narrow: narrowing.Narrow, work: float) -> list[Tried]:
     """The changes that make one value; first the differences of the two calls that make it."""
-    ours = lined.ours.toward(narrow.ref)
+    reference = lined.reference.toward(narrow.ref)
     question = narrowing.questions(lined, narrow)
-    trial = Trial(ours, question, work)
-    around = narrowing.region(lined, ours, narrow.ref)
-    found = [one for change in differences(lined, ours, narrow) if (one := trial.tried(change)) is not None]
+    trial = Trial(reference, question, work)
+    around = narrowing.region(lined, reference, narrow.ref)
+    found = [one for change in differences(lined, reference, narrow) if (one := trial.tried(change)) is not None]
     found += changes_that_fit(trial, around)
-    opened = None if found else ours.opened()
+    opened = None if found else reference.opened()
     if opened is not None:
         found = changes_that_fit(Trial(opened, question, work), narrowing.region(lined, opened, opened.target))
     return found
@@ -235,15 +235,18 @@ def _alone(lined: narrowing.Lined, narrow: narrowing.Narrow, work: float) -> lis
 
 def _joined(changes: Sequence[Change]) -> Change:
     edit: dict[int, Any] = {}
-    for one in changes:
-        edit |= one.edit
+    for change in changes:
+        edit |= change.edit
     return replace(changes[0], edit=edit)
 
 
 def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narrow) -> Answer | None:
     """What the candidate calls in the place of what the reference calls, where no change of one call says it."""
-    ours, theirs = narrowing.telling_call(lined.ours, narrow.ref), narrowing.telling_call(lined.theirs, narrow.theirs)
-    mine, other = line_of(lined.ours, ours), line_of(lined.theirs, theirs)
+    reference, candidate = (
+        narrowing.telling_call(lined.reference, narrow.ref),
+        narrowing.telling_call(lined.candidate, narrow.candidate),
+    )
+    mine, other = line_of(lined.reference, reference), line_of(lined.candidate, candidate)
     if mine is None or other is None:
         return None
     more, less = narrowing.more_and_less(lined, narrow)
@@ -252,19 +255,21 @@ def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narr
     label = CHANGED
     if len(more) == 1 and not less:
         one = more[0]
-        label = "double-bias" if _adds_again(lined, one) else additional_label(one.op, Around(lined.ours, ours))
-        where = line_of(lined.theirs, one.number)
-        said = f"{mine}: the candidate has one call more, {call_told(lined.theirs, one.number)} ({where})"
+        label = (
+            "double-bias" if _adds_again(lined, one) else additional_label(one.op, Around(lined.reference, reference))
+        )
+        where = line_of(lined.candidate, one.number)
+        said = f"{mine}: the candidate has one call more, {call_told(lined.candidate, one.number)} ({where})"
     else:
-        now, before = call_told(lined.theirs, theirs), call_told(lined.ours, ours)
+        now, before = call_told(lined.candidate, candidate), call_told(lined.reference, reference)
         if now == before:
             return None  # what they read differs in a way that nobody could tell
         said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
-    calls = {"reference_call": base(lined.ours.calls[ours]), "call": base(lined.theirs.calls[theirs])}
+    calls = {"reference_call": base(lined.reference.calls[reference]), "call": base(lined.candidate.calls[candidate])}
     return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)
 
 
 def _adds_again(lined: narrowing.Lined, around: Around) -> bool:
     """Whether a call of the candidate adds what the reference adds once."""
     known = [lined.same[ref] for ref in around.tensors if ref in lined.same] if around.op == "add" else []
-    return any(Around(lined.ours, number).op == "add" for ref in known for number in lined.ours.readers[ref])
+    return any(Around(lined.reference, number).op == "add" for ref in known for number in lined.reference.readers[ref])

@@ -62,19 +62,19 @@ class Runs:
         if site not in self.pairs:
             return None
         try:
-            ours, theirs = load_without_fills(self.pairs[site], self.reference_trace, self.candidate_trace)
+            reference, candidate = load_without_fills(self.pairs[site], self.reference_trace, self.candidate_trace)
         except (FirstdriftError, ReconcileError):
             return None
-        return plain(ours), plain(theirs)
+        return plain(reference), plain(candidate)
 
     def recorded(self, site: Site) -> tuple[Array, Array] | None:
         """Both tensors of a site as they were recorded, whose shapes may differ; None where a side has none."""
         pair = self.pairs.get(site)
         if pair is None or pair.reference_steps or pair.candidate_steps or len(pair.candidate) > 1:
             return None
-        ours = _recorded(self.reference_trace, pair.reference.site)
-        theirs = _recorded(self.candidate_trace, pair.candidate[0].site)
-        return None if ours is None or theirs is None else (ours, theirs)
+        reference = _recorded(self.reference_trace, pair.reference.site)
+        candidate = _recorded(self.candidate_trace, pair.candidate[0].site)
+        return None if reference is None or candidate is None else (reference, candidate)
 
     def _alone(self, site: Site, *traces: Trace | None) -> Array | None:
         """The tensor of a site that only one side has."""
@@ -109,8 +109,13 @@ def _made(site: Site, pairs: Mapping[Site, Pair], replayed: Trace, candidate: Tr
         around = site.name.startswith(f"{other.name}.") or (other.name == "" != site.name)
         if around and other.step == site.step and other.phase == "fwd" and other.port.startswith("in."):
             entered = replayed.array(other) if other in replayed else None
-            theirs = _values(candidate, pairs[other])
-            if entered is not None and theirs is not None and _equal(theirs, own) and not _equal(entered, own):
+            of_candidate = _values(candidate, pairs[other])
+            if (
+                entered is not None
+                and of_candidate is not None
+                and _equal(of_candidate, own)
+                and not _equal(entered, own)
+            ):
                 found[other] = distance(entered, own)
     return max(found, key=found.__getitem__, default=None)
 
@@ -132,7 +137,7 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
         return None
     expected = runs.expected(site)
     replayed = expected is not None and expected.shape == both[1].shape
-    ours, theirs = _inputs(site, runs)
+    reference, candidate = _inputs(site, runs)
     maker = _maker(site, runs)
     out = _out(maker, runs)
     parameters, own = _parameters(maker, runs, replayed)
@@ -145,7 +150,7 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
     settings = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else out
     return Evidence(
         site, wanted, found, max(noise, _rounding(site, runs)), replayed, _op(out),
-        theirs if replayed else ours, theirs, parameters, own,
+        candidate if replayed else reference, candidate, parameters, own,
         settings.reference.attrs if settings else {}, settings.candidate[0].attrs if settings else {}, runs,
     )  # fmt: skip
 
@@ -216,29 +221,29 @@ def _out(maker: Site, runs: Runs) -> Pair | None:
 
 def _parameters(maker: Site, runs: Runs, replayed: bool) -> tuple[Tensors, Tensors]:
     """The weights of a module; the reference's as a replay had them, which may have been rounded as the candidate's."""
-    ours: Tensors = {}
-    theirs: Tensors = {}
+    reference: Tensors = {}
+    candidate: Tensors = {}
     for other in runs.pairs:
         if (other.step, other.phase, other.name) == (maker.step, "weight", maker.name):
             both = runs.both(other)
             if both is not None:
-                ours[other.port], theirs[other.port] = both
+                reference[other.port], candidate[other.port] = both
                 used = runs.expected(other) if replayed else None
                 if used is not None and used.shape == both[0].shape:
-                    ours[other.port] = used
-    return ours, theirs
+                    reference[other.port] = used
+    return reference, candidate
 
 
 def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:
     """What a tensor was computed from, on both sides."""
-    ours: Tensors = {}
-    theirs: Tensors = {}
+    reference: Tensors = {}
+    candidate: Tensors = {}
     for key, other in _sources(site, runs):
         both = runs.both(other)
         if both is not None:
-            ours.setdefault(key, both[0])
-            theirs.setdefault(key, both[1])
-    return ours, theirs
+            reference.setdefault(key, both[0])
+            candidate.setdefault(key, both[1])
+    return reference, candidate
 
 
 def _sources(site: Site, runs: Runs) -> Iterator[tuple[str, Site]]:

@@ -31,20 +31,20 @@ class _Fill:
 
 def load_without_fills(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
     """Both tensors of a pair, brought together; where both have a mask's fill, it is -inf."""
-    ours, theirs = load_recorded(pair, reference, candidate)
-    return without_fills(ours, theirs) if pair.site.phase == "fwd" else (ours, theirs)
+    of_reference, of_candidate = load_recorded(pair, reference, candidate)
+    return without_fills(of_reference, of_candidate) if pair.site.phase == "fwd" else (of_reference, of_candidate)
 
 
-def without_fills(ours: Array, theirs: Array) -> tuple[Array, Array]:
+def without_fills(reference: Array, candidate: Array) -> tuple[Array, Array]:
     """Both tensors, with -inf for a fill that both have at the same places; as they are, where they have none."""
-    if not (_may_be_filled(ours) and (theirs is ours or _may_be_filled(theirs))):
-        return ours, theirs
-    one = _fill(ours)
-    other = one if theirs is ours else _fill(theirs)
+    if not (_may_be_filled(reference) and (candidate is reference or _may_be_filled(candidate))):
+        return reference, candidate
+    one = _fill(reference)
+    other = one if candidate is reference else _fill(candidate)
     if one is None or other is None or (one.lowest == other.lowest == -inf) or not _alike(one, other):
-        return ours, theirs
-    emptied = _emptied(ours, one.places)
-    return emptied, emptied if theirs is ours else _emptied(theirs, other.places)
+        return reference, candidate
+    emptied = _emptied(reference, one.places)
+    return emptied, emptied if candidate is reference else _emptied(candidate, other.places)
 
 
 def _may_be_filled(array: Array) -> bool:

@@ -182,8 +182,8 @@ def frequencies(rerun: Rerun) -> int:
     """How many different columns the angles have that cosines are taken of, without those of zeros."""
     taken = [call.args[0] for call in rerun.calls.values() if base(call) == "cos"]
     tables = [rerun.array(ref) for ref in taken if isinstance(ref, Ref) and len(rerun.shape(ref)) > 1]
-    columns = [np.unique(one.reshape(-1, one.shape[-1]), axis=1).T for one in tables]
-    return max((int(one.any(axis=1).sum()) for one in columns), default=0)
+    columns = [np.unique(table.reshape(-1, table.shape[-1]), axis=1).T for table in tables]
+    return max((int(column.any(axis=1).sum()) for column in columns), default=0)
 
 
 def left_out_label(around: Around, at: int, ref: Ref, other: Ref | None) -> str:

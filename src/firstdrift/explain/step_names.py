@@ -37,7 +37,7 @@ def named(change: Change, rerun: Rerun) -> Change:
     calls = [Around(rerun, number) for number in numbers if number in rerun.calls]
     if change.label not in VAGUE or not calls:
         return change
-    if all(one.call.part == PART for one in calls):
+    if all(call.call.part == PART for call in calls):
         is_term = change.label in LEFT_OUT
         label = "optimizer-eps" if _is_divisor(change, calls[-1]) else OTHERS.get(change.label)
         label = (
@@ -75,10 +75,10 @@ def _decay(change: Change, around: Around) -> str | None:
 def _of_loss(calls: Sequence[Around]) -> str | None:
     """What it is called if what a loss function of a library is made of is made otherwise."""
     rerun = calls[0].rerun
-    written = {getattr(rerun.written(one.number), "op", "").split(".")[-1] for one in calls}
+    written = {getattr(rerun.written(call.number), "op", "").split(".")[-1] for call in calls}
     if rerun.shape(rerun.target) or not all(name.endswith("_loss") or name in LOSSES for name in written):
         return None
-    return "reduction-scale" if {one.op for one in calls} == {"div"} else "loss-formula"
+    return "reduction-scale" if {call.op for call in calls} == {"div"} else "loss-formula"
 
 
 def _of_average(change: Change, around: Around) -> str | None:
@@ -158,7 +158,7 @@ def _left_out(change: Change, around: Around) -> str | None:
     if PARAMETER in roles:
         return "weight-decay-coupling"
     if _makes_state(around):
-        kept = {one for fragment in change.edit.values() for one in fragment.results}
+        kept = {result for fragment in change.edit.values() for result in fragment.results}
         gone = [_scaled(around.rerun, ref) for ref in around.tensors if ref not in kept]
         return "optimizer-momentum" if gone == [STATE] else None
     return "optimizer-momentum" if STATE in roles else CHANGED
@@ -227,7 +227,7 @@ def _scaled(rerun: Rerun, ref: Ref) -> str | None:
 
 
 def _groups(rerun: Rerun) -> Sequence[Mapping[str, Any]]:
-    return [group for one in rerun.step.optimizers for group in one.get("groups", ())]
+    return [group for optimizer in rerun.step.optimizers for group in optimizer.get("groups", ())]
 
 
 def settings_of(rerun: Rerun, names: Sequence[str]) -> Iterator[float]:

@@ -54,22 +54,22 @@ def _confidence(answer: Answer, evidence: Evidence) -> float:
 
 def told_of(found: Sequence[Tried], lined: Lined | None = None, narrows: Sequence[Narrow] = ()) -> Answer:
     """The change of fewest bits; others of other names that take as many are its rivals."""
-    found = [replace(one, change=named(one.change, one.rerun)) for one in found]
+    found = [replace(tried, change=named(tried.change, tried.rerun)) for tried in found]
     ranked = sorted(
         found, key=lambda one: (_bits(one.change), -LABELS[one.change.label].specificity, len(one.change.edit))
     )
     best = ranked[0]
     change, rerun = best.change, best.rerun
-    as_small = [one for one in ranked[1:] if _bits(one.change) <= _bits(change)]
-    rivals = tuple(dict.fromkeys(one.change.label for one in as_small if one.change.label != change.label))
+    as_small = [tried for tried in ranked[1:] if _bits(tried.change) <= _bits(change)]
+    rivals = tuple(dict.fromkeys(tried.change.label for tried in as_small if tried.change.label != change.label))
     numbers = [change.at] if change.at is not None else sorted(change.edit, key=rerun.order.index)
     places = [line_of(rerun, number) for number in numbers if number in rerun.order]
-    place = next((one for one in places if one), None)
+    place = next((name for name in places if name), None)
     sentence = f"{place}: {change.said}" if place else change.said
-    if lined is not None and (narrows or change.theirs is not None):
-        told = change.theirs
-        theirs = telling_call(lined.theirs, narrows[0].theirs) if told is None else told
-        other = line_of(lined.theirs, theirs)
+    if lined is not None and (narrows or change.candidate is not None):
+        told = change.candidate
+        candidate = telling_call(lined.candidate, narrows[0].candidate) if told is None else told
+        other = line_of(lined.candidate, candidate)
         sentence += f"; the candidate's line is {other}" if other and other != place else ""
     return Answer(
         change.label,

@@ -18,7 +18,7 @@ def derived(pair: Pair, reference: Trace) -> float:
     """The relative error of an update, or of what an optimizer remembers, because 1 less a setting cancels."""
     said = {**optimizer_of(reference.header), **pair.reference.attrs}
     unit = min(roundoff(pair.reference.dtype, pair.candidate[0].dtype), UNIT_ROUNDOFF["f32"])
-    cancels = [1 / (1 - one) for one in _floats(list(said.values())) if 0 < one < 1]
+    cancels = [1 / (1 - value) for value in _floats(list(said.values())) if 0 < value < 1]
     return WAYS * unit * (sum(cancels) if cancels else CANCELS)
 
 

@@ -91,7 +91,7 @@ class Isolated:
         """The result in the schema `firstdrift-isolate-v1`."""
         return {
             "schema": SCHEMA, "module": self.module, "op": self.op, "verdict": str(self.verdict), "fault": self.fault,
-            "sentence": self.sentence, "exit_code": self.exit_code, "sites": [_site(one) for one in self.figures],
+            "sentence": self.sentence, "exit_code": self.exit_code, "sites": [_site(figure) for figure in self.figures],
         }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _isolated(
     found: list[Figures] = []
     with nullcontext() if replays is None else replays.running():
         for site in dict.fromkeys(pair.reference.site for pair in alignment.pairs):
-            made = replays is not None and site in replays.theirs and _is_made_by(module, site, replays)
+            made = replays is not None and site in replays.counterparts and _is_made_by(module, site, replays)
             if replays is not None and made and (one := _figures(site, replays)) is not None:
                 found.append(one)
             advance(reference[site].nbytes)
@@ -161,23 +161,24 @@ def _figures(site: Site, replays: Replays) -> Figures | None:
 
 
 def _measured(site: Site, replays: Replays) -> Figures | None:
-    theirs, granted = replays.theirs.array(site), replays.run(site, replays.with_reference_weights)
-    ours, exact = replays.reference.array(site), replays.run(site, lambda wanted: None)
-    own = replays.run(site, replays.theirs.array)
-    if theirs is None or granted is None or exact is None or own is None or granted.shape != theirs.shape:
+    candidate, granted = replays.counterparts.array(site), replays.run(site, replays.with_reference_weights)
+    reference, exact = replays.reference.array(site), replays.run(site, lambda wanted: None)
+    own = replays.run(site, replays.counterparts.array)
+    if candidate is None or granted is None or exact is None or own is None or granted.shape != candidate.shape:
         return None
-    if replays.draws(site) and is_other_mask(granted, theirs):
+    if replays.draws(site) and is_other_mask(granted, candidate):
         return None  # the candidate drew other numbers, and which is not on record
-    pair = replays.theirs.first(site)
-    excess = _excess(site, replays, granted, theirs)
+    pair = replays.counterparts.first(site)
+    excess = _excess(site, replays, granted, candidate)
     if excess is None:
         return None
     same = np.array_equal(own, granted, equal_nan=True)
-    with_own = None if same else _excess(site, replays, own, theirs)
+    with_own = None if same else _excess(site, replays, own, candidate)
     fed = [relative(*both) for both in _given(site, replays)]
     return Figures(
-        pair.site._replace(sample=None), _operation(site, replays), relative(ours, theirs), relative(exact, granted),
-        relative(granted, theirs), None if with_own is None else relative(own, theirs), relative(exact, ours),
+        pair.site._replace(sample=None), _operation(site, replays), relative(reference, candidate),
+        relative(exact, granted), relative(granted, candidate),
+        None if with_own is None else relative(own, candidate), relative(exact, reference),
         excess.limit, max(fed, default=0.0), excess.times, None if with_own is None else with_own.times,
     )  # fmt: skip
 
@@ -186,8 +187,8 @@ def _excess(site: Site, replays: Replays, expected: Array, found: Array) -> Exce
     """How far a tensor is beyond the noise of its calls: around what the calls make of either side's weights."""
     if not measure(expected, found, full=False).nonfinite_agree:
         return Excess("the whole", inf, 0.0, inf, 0)
-    own = replays.run(site, replays.theirs.array)
-    unit = roundoff(*(record.dtype for record in replays.theirs.first(site).candidate))
+    own = replays.run(site, replays.counterparts.array)
+    unit = roundoff(*(record.dtype for record in replays.counterparts.first(site).candidate))
 
     def draw(seed: int) -> Array | None:
         drawn = replays.drawn(site, seed)
@@ -198,7 +199,7 @@ def _excess(site: Site, replays: Replays, expected: Array, found: Array) -> Exce
 
 def _given(site: Site, replays: Replays) -> Iterator[tuple[Array, Array]]:
     for other in replays.given(site):
-        found = replays.theirs.array(other)
+        found = replays.counterparts.array(other)
         if found is not None:
             yield replays.reference.array(other), found
 
@@ -222,7 +223,7 @@ def _operation(site: Site, replays: Replays) -> str:
 
 def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:
     shown = module or "the model"
-    outputs = [one for one in figures if one.site.phase == "fwd"]
+    outputs = [figure for figure in figures if figure.site.phase == "fwd"]
     judged = list(figures)
     if not outputs or not judged:
         sentence = f"{shown} cannot be replayed from these files: {why}; {INSTEAD}"
@@ -260,9 +261,10 @@ def _why(module: str, alignment: Alignment) -> str:
     return "the reference's trace does not say how it was made, or what it was made from was not recorded on both sides"
 
 
-def _site(one: Figures) -> dict[str, Any]:
+def _site(figures: Figures) -> dict[str, Any]:
     return {
-        **one.site._asdict(), "operation": one.operation, "total": one.total, "inherited": one.inherited,
-        "introduced": one.introduced, "introduced_with_own_weights": one.own, "reference": one.reference,
-        "noise": one.noise, "right": one.is_right,
+        **figures.site._asdict(), "operation": figures.operation, "total": figures.total,
+        "inherited": figures.inherited,
+        "introduced": figures.introduced, "introduced_with_own_weights": figures.own, "reference": figures.reference,
+        "noise": figures.noise, "right": figures.is_right,
     }  # fmt: skip

@@ -100,10 +100,10 @@ def _result(item: Measured, case: Case, chain: Chain) -> PairResult:
     producers = case.limits.producers(site)
     measured = item.measurement
     error = None if measured is None else case.limits.error_of(item, producers)
-    replayed = next((one for one in reversed(chain) if one.by == "replay"), None)
+    replayed = next((finding for finding in reversed(chain) if finding.by == "replay"), None)
     inherited = _number(replayed, "inherited")
     if inherited is None and measured is not None:
-        errors = [case.items[one] for one in producers if case.items[one].measurement is not None]
+        errors = [case.items[producer] for producer in producers if case.items[producer].measurement is not None]
         known = (case.limits.error_of(one, case.limits.producers(one.pair.site)) for one in errors)
         inherited = max(known, default=0.0)
     return PairResult(
@@ -114,7 +114,9 @@ def _result(item: Measured, case: Case, chain: Chain) -> PairResult:
 
 def _limit(chain: Chain) -> float | None:
     """What noise explains, as far as whoever said something of it last knew."""
-    return next((float(one.facts["limit"]) for one in reversed(chain) if one.facts.get("limit") is not None), None)
+    return next(
+        (float(finding.facts["limit"]) for finding in reversed(chain) if finding.facts.get("limit") is not None), None
+    )
 
 
 def _number(finding: Finding | None, key: str) -> float | None:

@@ -128,7 +128,7 @@ def _invisible(scale: Floats, own: Floats, unit: float) -> float:
 def draws_of(expected: Array, draw: Draw) -> list[Array] | None:
     """As many draws as decide about a tensor in doubt; None where there is none."""
     found = [draw(seed + 1) for seed in range(SMALL_DRAWS if expected.size < SMALL else MANY_DRAWS)]
-    known = [one for one in found if one is not None and one.shape == expected.shape]
+    known = [array for array in found if array is not None and array.shape == expected.shape]
     return known if len(known) == len(found) else None
 
 
@@ -171,7 +171,7 @@ def statistics_of(expected: Array, found: Array, unit: float, draws: Sequence[Ar
     """The statistic of an error that is the furthest beyond that of draws, each as it is: no margin for drawing few."""
     exact = real_parts(expected)
     own = np.maximum(matrix(np.abs(_finite(exact))), TINY) * unit
-    noise = [matrix(_finite(real_parts(one) - exact)) for one in draws]
+    noise = [matrix(_finite(real_parts(draw) - exact)) for draw in draws]
     found_so = _statistics(matrix(_finite(real_parts(found) - exact)), noise, own, unit)
     return max(found_so, key=lambda one: one.times)
 
@@ -184,15 +184,15 @@ def _statistics(error: Floats, draws: Sequence[Floats], own: Floats, unit: float
     count = len(draws)
     size = float(np.sqrt(np.mean((own / unit) ** 2))) or 1.0 if unit else 1.0
     noise = float(np.sqrt(np.mean(scale))) / size
-    weighed, others = error**2 / scale, [one**2 / scale for one in draws]
-    usual = max(sqrt(float(one.mean())) for one in others)
+    weighed, others = error**2 / scale, [draw**2 / scale for draw in draws]
+    usual = max(sqrt(float(array.mean())) for array in others)
     whole, times = sqrt(float(weighed.mean())), _times(unit)
     found = [_of("the whole", whole, (times.whole if error.size >= FEWEST else times.few) * usual, noise, count)]
     better = _better(weighed, others)
     if error.shape[1] >= FEWEST and error.shape[0] > 1:
-        found.append(_worst("row", weighed.mean(1), [one.mean(1) for one in others], times.part * better, noise))
+        found.append(_worst("row", weighed.mean(1), [array.mean(1) for array in others], times.part * better, noise))
     if error.shape[0] >= FEWEST and error.shape[1] > 1:
-        found.append(_worst("column", weighed.mean(0), [one.mean(0) for one in others], times.part * better, noise))
+        found.append(_worst("column", weighed.mean(0), [array.mean(0) for array in others], times.part * better, noise))
     if error.size > 1:
         found.append(_worst("element", weighed, others, times.number * better, noise))
     return found
@@ -205,7 +205,7 @@ def _times(unit: float) -> Times:
 
 def _scales(draws: Sequence[Floats], own: Floats) -> Floats | None:
     """The squared noise around every element: of its row and its column; None where draws show none."""
-    squares = np.mean([one**2 for one in draws], axis=0)
+    squares = np.mean([draw**2 for draw in draws], axis=0)
     with np.errstate(divide="ignore"):
         logs = np.log(squares)
     known = np.isfinite(logs)
@@ -244,7 +244,7 @@ def _better(weighed: Floats, others: Sequence[Floats]) -> float:
     for axis in (0, 1):
         if weighed.shape[1 - axis] < 4 or weighed.shape[axis] < FEWEST:
             continue
-        noise = np.mean([one.mean(axis) for one in others], axis=0)
+        noise = np.mean([array.mean(axis) for array in others], axis=0)
         ratios = weighed.mean(axis)[noise > 0] / noise[noise > 0]
         if len(ratios):
             found.append(sqrt(float(np.quantile(ratios, USUAL))))
@@ -277,7 +277,7 @@ def _factor(
     if scale is None or not energy or error.size < SMALL:
         return Excess("a factor on all of it", 0.0, inf, 0.0, len(draws))
     value = abs(float((weights * error).sum())) / energy
-    drawn = sqrt(sum(float((weights * one).sum()) ** 2 for one in draws) / len(draws)) / energy
+    drawn = sqrt(sum(float((weights * draw).sum()) ** 2 for draw in draws) / len(draws)) / energy
     limit = max(FACTOR * drawn, CONSTANT * unit)
     return Excess("a factor on all of it", value, limit, value / limit, len(draws))
 

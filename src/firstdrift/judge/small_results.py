@@ -39,8 +39,8 @@ def is_next_to_nothing(item: Measured, case: Case) -> bool:
 def _terms(item: Measured, case: Case, size: float) -> float:
     """The root mean square that a gradient would have if its terms did not cancel, as far as anything tells."""
     site, producers = item.pair.site, case.limits.producers(item.pair.site)
-    back = [one for one in producers if one.phase == "agrad"]
-    fed = [one for one in producers if one.phase in ("fwd", "input")]
+    back = [producer for producer in producers if producer.phase == "agrad"]
+    fed = [producer for producer in producers if producer.phase in ("fwd", "input")]
     if back and fed:
         return (
             sum(_norm(one, case) / sqrt(_rows(one, case)) for one in back) * max(_norm(one, case) for one in fed) / size

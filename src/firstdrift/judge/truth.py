@@ -44,11 +44,11 @@ def ask(measured: Iterable[Measured], reference: Trace, candidate: Trace, truth:
         if truth[site].at is None or truth[site].shape != item.pair.reference.shape:
             continue
         try:
-            ours, theirs = load_recorded(item.pair, reference, candidate)
+            of_reference, of_candidate = load_recorded(item.pair, reference, candidate)
             exact, _ = load_recorded(item.pair, truth, candidate)
         except ReconcileError:
             continue
-        said = _truth(item, exact, ours, theirs)
+        said = _truth(item, exact, of_reference, of_candidate)
         if said is not None:
             truths[item.pair.site] = said
     return truths
@@ -69,15 +69,15 @@ def told_of(truth: Truth) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _truth(item: Measured, exact: Array, ours: Array, theirs: Array) -> Truth | None:
-    far_ours, far_theirs = measure(exact, ours, full=False), measure(exact, theirs, full=False)
-    if far_ours.rel_l2 is None or far_theirs.rel_l2 is None or not far_theirs.nonfinite_agree:
+def _truth(item: Measured, exact: Array, reference: Array, candidate: Array) -> Truth | None:
+    far_reference, far_candidate = measure(exact, reference, full=False), measure(exact, candidate, full=False)
+    if far_reference.rel_l2 is None or far_candidate.rel_l2 is None or not far_candidate.nonfinite_agree:
         return None
     units = roundoff(item.pair.reference.dtype), roundoff(item.pair.candidate[0].dtype)
     factor = next((factor for few, factor in FACTORS if item.count <= few), FACTOR)
     coarser = max(1.0, units[1] / units[0]) if units[0] else 1.0  # a candidate of a shorter dtype may be further off
-    limit = factor * far_ours.rel_l2 * coarser + STORED * units[1]
-    suspect = far_ours.rel_l2 > factor * far_theirs.rel_l2 + STORED * units[0]
-    worst = statistics_of(exact, theirs, units[1], [ours])
+    limit = factor * far_reference.rel_l2 * coarser + STORED * units[1]
+    suspect = far_reference.rel_l2 > factor * far_candidate.rel_l2 + STORED * units[0]
+    worst = statistics_of(exact, candidate, units[1], [reference])
     part = worst.where if worst.times > factor * coarser and worst.error > limit else ""
-    return Truth(far_ours.rel_l2, far_theirs.rel_l2, limit, suspect, part)
+    return Truth(far_reference.rel_l2, far_candidate.rel_l2, limit, suspect, part)

@@ -72,19 +72,19 @@ def _asked(case: Case, chains: Chains) -> Iterator[Site]:
 
 def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
     """Both sides' programs, where their calls differ: as recorded, else of the operations that both name."""
-    ours = read_program(case.reference)
-    theirs = case.own.program if case.own is not None else read_program(case.candidate)
-    if ours is not None and theirs is not None:
-        steps = {site.step for site in sites} & ours.steps.keys() & theirs.steps.keys()
-        if all(_written(ours.steps[one]) == _written(theirs.steps[one]) for one in steps):
+    reference = read_program(case.reference)
+    candidate = case.own.program if case.own is not None else read_program(case.candidate)
+    if reference is not None and candidate is not None:
+        steps = {site.step for site in sites} & reference.steps.keys() & candidate.steps.keys()
+        if all(_written(reference.steps[step]) == _written(candidate.steps[step]) for step in steps):
             return None
-    elif ours is not None or theirs is not None or all(_is_named_alike(case, site) for site in sites):
+    elif reference is not None or candidate is not None or all(_is_named_alike(case, site) for site in sites):
         return None
     from ..program.library import library_program
     from .replay.replays import Own
 
-    ours, theirs = ours or library_program(case.reference), theirs or library_program(case.candidate)
-    return None if ours is None or theirs is None else (ours, case.own or Own(theirs, case.candidate))
+    reference, candidate = reference or library_program(case.reference), candidate or library_program(case.candidate)
+    return None if reference is None or candidate is None else (reference, case.own or Own(candidate, case.candidate))
 
 
 def _is_named_alike(case: Case, site: Site) -> bool:

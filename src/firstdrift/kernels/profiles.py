@@ -35,15 +35,16 @@ class Weighed(NamedTuple):
     at: tuple[int, int]
 
 
-def weighed(ours: Array, theirs: Array, of_rows: Floats, of_columns: Floats) -> Weighed:
+def weighed(reference: Array, candidate: Array, of_rows: Floats, of_columns: Floats) -> Weighed:
     """The squared error of every number of a matrix over its scale: of its row times of its column, or its own square
     where that is more. What is not finite on either side has no error; beyond what can be squared, nothing is clear."""
-    if native is not None and ours.dtype == theirs.dtype and ours.dtype in (np.float32, np.float64):
+    if native is not None and reference.dtype == candidate.dtype and reference.dtype in (np.float32, np.float64):
         return _by_native(
-            native, *(np.require(one, requirements=("C", "A")) for one in (ours, theirs, of_rows, of_columns))
+            native,
+            *(np.require(array, requirements=("C", "A")) for array in (reference, candidate, of_rows, of_columns)),
         )
-    rows, columns, element, at = np.zeros(len(ours)), np.zeros(ours.shape[1]), 0.0, (0, 0)
-    for part, errors, squares in _blocks(ours, theirs):
+    rows, columns, element, at = np.zeros(len(reference)), np.zeros(reference.shape[1]), 0.0, (0, 0)
+    for part, errors, squares in _blocks(reference, candidate):
         with np.errstate(all="ignore"):
             scale = np.maximum(np.multiply.outer(of_rows[part], of_columns), squares)
             ratio = np.where(errors > 0, errors / scale, 0.0)
@@ -51,25 +52,25 @@ def weighed(ours: Array, theirs: Array, of_rows: Floats, of_columns: Floats) -> 
             rows[part] = ratio.mean(axis=1)
             columns += ratio.sum(axis=0)
         if (most := float(ratio.max())) > element:
-            row, column = divmod(int(ratio.argmax()), ours.shape[1])
+            row, column = divmod(int(ratio.argmax()), reference.shape[1])
             element, at = most, (part.start + row, column)
-    return Weighed(rows, columns / len(ours), element, at)
+    return Weighed(rows, columns / len(reference), element, at)
 
 
-def _by_native(kernel: ModuleType, ours: Array, theirs: Array, of_rows: Floats, of_columns: Floats) -> Weighed:
-    rows, columns = np.empty(ours.shape[0]), np.empty(ours.shape[1])
-    single = ours.dtype == np.float32
-    element, at = kernel.weighed(rows, columns, ours, theirs, of_rows, of_columns, single)
-    row, column = divmod(int(at), ours.shape[1])
+def _by_native(kernel: ModuleType, reference: Array, candidate: Array, of_rows: Floats, of_columns: Floats) -> Weighed:
+    rows, columns = np.empty(reference.shape[0]), np.empty(reference.shape[1])
+    single = reference.dtype == np.float32
+    element, at = kernel.weighed(rows, columns, reference, candidate, of_rows, of_columns, single)
+    row, column = divmod(int(at), reference.shape[1])
     return Weighed(rows, columns, float(element), (row, column))
 
 
-def _blocks(ours: Array, theirs: Array) -> Iterator[tuple[slice, Floats, Floats]]:
+def _blocks(reference: Array, candidate: Array) -> Iterator[tuple[slice, Floats, Floats]]:
     """Rows of both, a few at a time: which, the squared errors, and the squares of the first."""
-    step = max(1, AT_ONCE // max(1, ours.shape[1]))
-    for start in range(0, len(ours), step):
+    step = max(1, AT_ONCE // max(1, reference.shape[1]))
+    for start in range(0, len(reference), step):
         part = slice(start, start + step)
-        a, b = _wide(ours[part]), _wide(theirs[part])
+        a, b = _wide(reference[part]), _wide(candidate[part])
         with np.errstate(all="ignore"):
             finite = np.isfinite(a) & np.isfinite(b)
             errors, squares = np.abs(b - a) ** 2, np.abs(a) ** 2

@@ -58,11 +58,11 @@ def check(
         raise CaptureError(f"steps {steps!r} is not a whole number from 1; say how many steps to compare")
     if optimizer is not None and loss_fn is None:
         raise CaptureError("an optimizer needs gradients; give loss_fn too")
-    ours, theirs = copied_model(reference), copied_model(candidate)
-    _load(load, ours, theirs)
-    one = Side(ours, *_arguments(inputs), loss_fn, target, optimizer, train, steps, seed)
+    of_reference, of_candidate = copied_model(reference), copied_model(candidate)
+    _load(load, of_reference, of_candidate)
+    one = Side(of_reference, *_arguments(inputs), loss_fn, target, optimizer, train, steps, seed)
     given = _arguments(inputs if candidate_inputs is None else candidate_inputs)
-    other = Side(theirs, *given, candidate_loss_fn, candidate_target, candidate_optimizer, train, steps, seed)
+    other = Side(of_candidate, *given, candidate_loss_fn, candidate_target, candidate_optimizer, train, steps, seed)
     with tempfile.TemporaryDirectory(prefix="firstdrift-") as folder, np.errstate(all="ignore"):
         return _checked(one, other, Path(folder), name_map, explain)
 
@@ -90,8 +90,11 @@ def _load(load: Any, reference: nn.Module, candidate: nn.Module) -> None:
 
 
 def _load_by_name(reference: nn.Module, candidate: nn.Module) -> None:
-    ours, theirs = reference.state_dict(), candidate.state_dict()
-    for side, names in (("candidate", ours.keys() - theirs.keys()), ("reference", theirs.keys() - ours.keys())):
+    of_reference, of_candidate = reference.state_dict(), candidate.state_dict()
+    for side, names in (
+        ("candidate", of_reference.keys() - of_candidate.keys()),
+        ("reference", of_candidate.keys() - of_reference.keys()),
+    ):
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise CaptureError(
@@ -99,7 +102,7 @@ def _load_by_name(reference: nn.Module, candidate: nn.Module) -> None:
                 "may call fd.load_weights with a map"
             )
     try:
-        candidate.load_state_dict(ours)
+        candidate.load_state_dict(of_reference)
     except RuntimeError as error:  # other shapes
         why = " ".join(str(error).split())[:300]
         raise CaptureError(f'load="reference" does not fit the candidate ({why}); give a function of both') from error
@@ -127,11 +130,11 @@ class Judged:
 def _checked(
     reference: Side, candidate: Side, folder: Path, name_map: Mapping[str, str] | None, explain: bool
 ) -> Result:
-    ours = _recorded(reference, "reference", folder)
+    of_reference = _recorded(reference, "reference", folder)
     raw = _recorded(candidate, "candidate", folder)
     known = [[plain_name(name) for name, _ in side.model.named_modules()] for side in (reference, candidate)]
-    names = match(ours, raw, name_map, (known[0], known[1]))
-    as_run = _judged(ours, raw, names, 0.0)
+    names = match(of_reference, raw, name_map, (known[0], known[1]))
+    as_run = _judged(of_reference, raw, names, 0.0)
     notes: list[str] = []
     precise = _in_float64(reference, candidate, names, folder, notes)
     as_run = _with_suspects(as_run, reference, folder)
@@ -139,7 +142,7 @@ def _checked(
     results = with_reasons(_with_repeats(results, names, raw, record(candidate, folder / "again")))
     case = as_run.case
     compared = Compared(case.reference, case.candidate, case.alignment, case.graph)
-    reseeding = Reseeding(reference, candidate, names, ours, names.renamed(raw), folder)
+    reseeding = Reseeding(reference, candidate, names, of_reference, names.renamed(raw), folder)
     exact = None if precise is None else precise.case
     learned = {plain_name(name) for name, _ in reference.model.named_parameters()}
     lost = lost_parameters(case.alignment, case.reference, case.candidate, learned, as_run.chains)
@@ -163,15 +166,15 @@ def _checked(
 
 
 @np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
-def _judged(ours: Trace, raw: Trace, names: Names, finest: float) -> Judged:
+def _judged(reference: Trace, raw: Trace, names: Names, finest: float) -> Judged:
     """One pair of traces, judged as `fd.diff` judges them."""
-    theirs = names.renamed(raw)
-    aligned = align(ours, theirs, prefixes=False, refuted=names.refuted)
-    alignment = replace(aligned, pairs=as_stored(aligned.pairs, ours, theirs))
-    measured = list(measure_pairs(alignment.pairs, ours, theirs))
+    candidate = names.renamed(raw)
+    aligned = align(reference, candidate, prefixes=False, refuted=names.refuted)
+    alignment = replace(aligned, pairs=as_stored(aligned.pairs, reference, candidate))
+    measured = list(measure_pairs(alignment.pairs, reference, candidate))
     program = read_program(raw)
-    own = None if program is None else Own(program, raw, {names.site(one.site): one.site for one in raw})
-    case = case_of(ours, theirs, alignment, measured, Graph(ours, alignment.pairs), finest=finest)
+    own = None if program is None else Own(program, raw, {names.site(site.site): site.site for site in raw})
+    case = case_of(reference, candidate, alignment, measured, Graph(reference, alignment.pairs), finest=finest)
     with np.errstate(all="ignore"):
         return Judged(*judge(replace(case, own=own)))
 
@@ -182,7 +185,7 @@ def _in_float64(
     """Both sides once more in float64, where rounding hides next to nothing: what differs there is another formula.
     None where a side cannot be run so."""
     try:
-        ours = record(reference.as_precise(), folder / "float64-reference", program=True)
+        of_reference = record(reference.as_precise(), folder / "float64-reference", program=True)
         raw = record(candidate.as_precise(), folder / "float64-candidate", program=True)
     except FirstdriftError:
         raise
@@ -190,7 +193,7 @@ def _in_float64(
         why = f"{type(error).__name__}: {error}"
         notes.append(f"one side cannot be run in float64 ({why}); the two were compared as they ran")
         return None
-    return _judged(ours, raw, names, UNIT_ROUNDOFF["f32"])
+    return _judged(of_reference, raw, names, UNIT_ROUNDOFF["f32"])
 
 
 def _with_suspects(as_run: Judged, reference: Side, folder: Path) -> Judged:
@@ -238,8 +241,8 @@ def _draws_otherwise(site: Site, as_run: Case, precise: Case) -> bool:
     asked = as_run.items[site].pair.reference.site
     if not replays.draws(asked):
         return False
-    ours, exact = as_run.reference.array(asked), precise.reference.array(precise.items[site].pair.reference.site)
-    return ours.shape == exact.shape and not (measure(exact, ours, full=False).rel_l2 or 0.0) <= FAR
+    reference, exact = as_run.reference.array(asked), precise.reference.array(precise.items[site].pair.reference.site)
+    return reference.shape == exact.shape and not (measure(exact, reference, full=False).rel_l2 or 0.0) <= FAR
 
 
 def _more(chain: Chain, precise: Chain) -> Finding | None:

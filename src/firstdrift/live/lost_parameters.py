@@ -28,8 +28,8 @@ def lost_parameters(
     proven = _proven_modules(chains)
     unmatched = (one.site for one in alignment.reference_only if one.site.name not in proven)
     missing = [site for site in unmatched if _path(site) in learned]
-    theirs = _numbers(candidate, alignment.candidate_only)
-    kept = {_path(site) for site in _weights(missing) if _is_among(wide(reference.array(site)), theirs)}
+    of_candidate = _numbers(candidate, alignment.candidate_only)
+    kept = {_path(site) for site in _weights(missing) if _is_among(wide(reference.array(site)), of_candidate)}
     return frozenset(site for site in missing if site.phase in PARAMETER_PHASES and _path(site) not in kept)
 
 

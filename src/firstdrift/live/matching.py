@@ -64,23 +64,23 @@ def match(
     """Find the reference's module for every module of the candidate; `known` are all modules there are, of which
     some may not have run. `name_map` gives the reference's name of each of the candidate's: the other way round than a
     map file, where the reference's stand first."""
-    ours, theirs = Outline(reference), Outline(candidate)
+    of_reference, of_candidate = Outline(reference), Outline(candidate)
     refuted = frozenset[str]()
     if name_map is not None:
         check_map(name_map, *known)
-        found = {"": "", **{name: other for name, other in name_map.items() if name in theirs.names}}
+        found = {"": "", **{name: other for name, other in name_map.items() if name in of_candidate.names}}
         how = dict.fromkeys(found, "map")
     else:
-        found, how, refuted = _by_themselves(ours, theirs)
-    for name in theirs.names:
+        found, how, refuted = _by_themselves(of_reference, of_candidate)
+    for name in of_candidate.names:
         if name not in found:
-            found[name] = name + UNMATCHED if name in ours.names else name
-    return Names(found, how, _ports(ours, theirs, {found[name]: name for name in how}), refuted=refuted)
+            found[name] = name + UNMATCHED if name in of_reference.names else name
+    return Names(found, how, _ports(of_reference, of_candidate, {found[name]: name for name in how}), refuted=refuted)
 
 
-def check_map(name_map: Mapping[str, str], ours: Iterable[str], theirs: Iterable[str]) -> None:
+def check_map(name_map: Mapping[str, str], reference: Iterable[str], candidate: Iterable[str]) -> None:
     """Refuse a map that names what is not there, or one thing twice."""
-    for side, there, names in (("reference", ours, name_map.values()), ("candidate", theirs, name_map.keys())):
+    for side, there, names in (("reference", reference, name_map.values()), ("candidate", candidate, name_map.keys())):
         there = list(there)
         for name in names:
             if name not in there:
@@ -92,20 +92,20 @@ def check_map(name_map: Mapping[str, str], ours: Iterable[str], theirs: Iterable
         raise SelectionError(f"name_map: {twice[0]!r} is given to two modules of the candidate; give it to one")
 
 
-def _by_themselves(ours: Outline, theirs: Outline) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
+def _by_themselves(reference: Outline, candidate: Outline) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:
     """The candidate's modules with the reference's: those of one name, and what evidence tells of all others; and
     those of the reference that it speaks against."""
-    equal = {name: name for name in theirs.names if name in ours.names}
-    if len(equal) == len(ours.names) == len(theirs.names):
+    equal = {name: name for name in candidate.names if name in reference.names}
+    if len(equal) == len(reference.names) == len(candidate.names):
         return equal, dict.fromkeys(equal, "name"), frozenset()
-    told = correspond(ours, theirs)
-    unnamed = correspond(ours, theirs, names=False)
+    told = correspond(reference, candidate)
+    unnamed = correspond(reference, candidate, names=False)
     lying = lying_names(equal, unnamed)
     told = unnamed if lying else told
     found = {name: name for name in equal if name not in lying}
     how = dict.fromkeys(found, "name")
     for a, one in told.runs.items():
-        name, other = ours.runs[a].name, theirs.runs[one.to].name
+        name, other = reference.runs[a].name, candidate.runs[one.to].name
         if other not in found and name not in found.values():
             found[other], how[other] = name, one.how
     for (name, _), ((other, _), _) in told.by_parameter.items():  # of modules that did not run
@@ -114,15 +114,15 @@ def _by_themselves(ours: Outline, theirs: Outline) -> tuple[dict[str, str], dict
     return found, how, told.refuted - set(found.values())
 
 
-def _ports(ours: Outline, theirs: Outline, names: Mapping[str, str]) -> dict[tuple[str, str], str]:
+def _ports(reference: Outline, candidate: Outline, names: Mapping[str, str]) -> dict[tuple[str, str], str]:
     """The reference's name of every parameter and result that the candidate calls otherwise."""
     found: dict[tuple[str, str], str] = {}
-    for a, (b, _, _) in weights_of_owners(ours, theirs, SameWeights(), names).items():
-        one, other = ours.weights[a], theirs.weights[b]
+    for a, (b, _, _) in weights_of_owners(reference, candidate, SameWeights(), names).items():
+        one, other = reference.weights[a], candidate.weights[b]
         if names.get(one.name) == other.name:
             found[other.name, other.port] = one.port
-    for run in ours.runs:
-        counterpart = theirs.by_key.get((names[run.name], run.call)) if run.name in names else None
+    for run in reference.runs:
+        counterpart = candidate.by_key.get((names[run.name], run.call)) if run.name in names else None
         if counterpart is None:
             continue
         for port in run.outputs:

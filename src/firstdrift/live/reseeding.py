@@ -27,8 +27,8 @@ class Reseeding:
     reference: Side
     candidate: Side
     names: Names
-    ours: Trace
-    theirs: Trace
+    reference_trace: Trace
+    candidate_trace: Trace
     folder: Path
 
     @cached_property
@@ -43,10 +43,10 @@ class Reseeding:
         not, or both do. Training is meant to be random."""
         if self.candidate.train or site.phase in ("weight", "input"):
             return None
-        ours, theirs = self.again
-        apart = _apart(self.theirs, theirs, site)
+        reference, candidate = self.again
+        apart = _apart(self.candidate_trace, candidate, site)
         least = max(limit, STABLE)
-        return apart if apart > least and _apart(self.ours, ours, site) <= least else None
+        return apart if apart > least and _apart(self.reference_trace, reference, site) <= least else None
 
 
 def by_chance(apart: float) -> Cause:
@@ -68,7 +68,7 @@ def arrays_of(one: Trace, other: Trace, site: Site) -> tuple[Array, Array] | Non
     """Both tensors of a site in one dtype, where both traces have one of the same shape and kind."""
     if site not in one or site not in other or other[site].at is None or one[site].at is None:
         return None
-    ours, theirs = one.array(site), other.array(site)
-    if ours.shape != theirs.shape or (ours.dtype.kind in "iub") != (theirs.dtype.kind in "iub"):
+    reference, candidate = one.array(site), other.array(site)
+    if reference.shape != candidate.shape or (reference.dtype.kind in "iub") != (candidate.dtype.kind in "iub"):
         return None
-    return ours, theirs if ours.dtype.kind in "iub" else theirs.astype(ours.dtype, copy=False)
+    return reference, candidate if reference.dtype.kind in "iub" else candidate.astype(reference.dtype, copy=False)

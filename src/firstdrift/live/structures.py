@@ -32,9 +32,9 @@ def with_leaves(value: Any, port: str, exchanges: Mapping[str, Exchange]) -> Any
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value) if value.__dataclass_params__.frozen else value  # type: ignore[attr-defined]
-        for one in fields(value):
+        for field in fields(value):
             object.__setattr__(
-                changed, one.name, with_leaves(getattr(value, one.name, None), f"{port}.{one.name}", exchanges)
+                changed, field.name, with_leaves(getattr(value, field.name, None), f"{port}.{field.name}", exchanges)
             )
         return changed
     return value

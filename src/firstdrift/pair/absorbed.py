@@ -40,14 +40,14 @@ class Absorbing:
         for site in self.records:
             if site.phase == "fwd" and not is_input(site):
                 self.returned.setdefault(_call(site), []).append(site)
-        theirs = [record.site for record in candidate.records]
-        self.ran = {(site.step, site.name) for site in theirs if site.phase == "fwd"}
+        of_candidate = [record.site for record in candidate.records]
+        self.ran = {(site.step, site.name) for site in of_candidate if site.phase == "fwd"}
         self.ported = {(site.step, site.name, site.port) for site in pairs if site.phase == "fwd"}
         self.outputs = {
             (site.step, site.name, site.call) for site in pairs if site.phase == "fwd" and not is_input(site)
         }
         self.names = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.candidate}
-        self.fed = {(site.step, site.name) for site in theirs if is_input(site)}
+        self.fed = {(site.step, site.name) for site in of_candidate if is_input(site)}
         self.weights: dict[str, list[Record]] = {}
         for record in reference.records:
             if record.site.phase == "weight" and not is_bookkeeping(record.site.port):
@@ -97,7 +97,7 @@ class Absorbing:
         if (site.step, site.name, site.call) in self.outputs and not self._lacks_inputs(site):
             return "an input that the candidate did not record; what is made of it was compared"
         outputs = self.returned.get(_call(site), ())
-        return next((why for one in outputs if (why := self.why(one)) is not None), None)
+        return next((why for output in outputs if (why := self.why(output)) is not None), None)
 
     def _lacks_inputs(self, site: Site) -> bool:
         """Whether the candidate, which records what modules are fed, has left it out for one of the same name."""
@@ -127,10 +127,10 @@ class Absorbing:
         held = [one.site for one in self.weights.get(site.name, ())]
         if any(one not in self.pairs and self.why(one) is None for one in held):
             return None
-        readers = [one for one in self._readers(site) if one != site]
+        readers = [reader for reader in self._readers(site) if reader != site]
         if not readers:
             return None
-        reached = [self._reached(one) for one in readers]
+        reached = [self._reached(reader) for reader in readers]
         if any(one is None for one in reached):
             return None
         pair = self.pairs.get(reached[0]) if reached[0] is not None else None
@@ -147,7 +147,7 @@ class Absorbing:
         return UNREAD if known else None
 
     def _unexplained_readers(self, site: Site) -> list[Site]:
-        return [one for one in self._readers(site) if self.why(one) != UNREAD]
+        return [reader for reader in self._readers(site) if self.why(reader) != UNREAD]
 
     def _reached(self, site: Site) -> Site | None:
         """The compared output that shows what is read here."""
@@ -155,7 +155,7 @@ class Absorbing:
             return site
         if is_input(site):
             outputs = self.returned.get(_call(site), ())
-            return next((found for one in outputs if (found := self._reached(one)) is not None), None)
+            return next((found for output in outputs if (found := self._reached(output)) is not None), None)
         return site if self.why(site) is not None else None
 
     def _producers(self, site: Site) -> list[Site]:

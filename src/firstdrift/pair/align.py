@@ -71,9 +71,9 @@ def align(
     """
     aligner = _Aligner(_expanded(reference), _expanded(candidate), mapping, selection or Selection())
     aligner.refuted = refuted
-    aligner.selection.check({*aligner.ours, *aligner.theirs}, f"{reference.path} or {candidate.path}")
+    aligner.selection.check({*aligner.reference, *aligner.candidate}, f"{reference.path} or {candidate.path}")
     if mapping is not None:
-        mapping.check(aligner.ours, aligner.theirs)
+        mapping.check(aligner.reference, aligner.candidate)
     aligner.by_rule()
     aligner.by_call(reference, candidate)
     aligner.by_name()
@@ -103,8 +103,8 @@ def _expanded(trace: Trace) -> Sites:
 class _Aligner:
     """Alignment in progress: `waiting` reference sites find counterparts among candidate sites not yet `used`."""
 
-    def __init__(self, ours: Sites, theirs: Sites, mapping: Mapping | None, selection: Selection) -> None:
-        self.ours, self.theirs = ours, theirs
+    def __init__(self, reference: Sites, candidate: Sites, mapping: Mapping | None, selection: Selection) -> None:
+        self.reference, self.candidate = reference, candidate
         self.mapping, self.selection = mapping, selection
         self.waiting: Sites = {}
         self.pairs: dict[Site, Pair] = {}
@@ -117,7 +117,7 @@ class _Aligner:
 
     def by_rule(self) -> None:
         """What the map says."""
-        for site, record in self.ours.items():
+        for site, record in self.reference.items():
             if not self.selection.takes(site.phase, site.name):
                 continue
             pattern = self.selection.ignoring(site)
@@ -136,15 +136,15 @@ class _Aligner:
 
     def by_call(self, reference: Trace, candidate: Trace) -> None:
         """A module that the reference used several times and the candidate recorded fewer times: which of them."""
-        for site, other in recorded_calls(self.waiting, self.theirs, reference, candidate):
+        for site, other in recorded_calls(self.waiting, self.candidate, reference, candidate):
             self.notes.append(f"{said_call(other)} equals {said_call(site)} of the reference")
-            self._add(Pair(site, self.waiting[site], (self.theirs[other],), "call"), other)
+            self._add(Pair(site, self.waiting[site], (self.candidate[other],), "call"), other)
 
     def by_evidence(self, reference: Trace, candidate: Trace) -> None:
         """What nothing has named: by what was computed, and with what."""
         from .structure.finding import found_by_evidence  # here, because most comparisons need none of it
 
-        found = found_by_evidence(reference, candidate, self.pairs, self.waiting, self.theirs, self.used)
+        found = found_by_evidence(reference, candidate, self.pairs, self.waiting, self.candidate, self.used)
         if found is None:
             return
         for site in found.released:
@@ -161,14 +161,14 @@ class _Aligner:
             if site.phase in _TIED:
                 others = [other._replace(call=0) for other in others]
             if all(
-                other in self.theirs
+                other in self.candidate
                 and (other not in self.used or target.how == "parts" or self.waiting[site].site != site)
                 for other in others
             ):
                 self.renamed.setdefault(site.name, others[0].name)
                 self._add(
                     Pair(
-                        site, self.waiting[site], tuple(self.theirs[other] for other in others), target.how,
+                        site, self.waiting[site], tuple(self.candidate[other] for other in others), target.how,
                         candidate_steps=target.steps, concatenate=target.concatenate, sure=target.bits,
                     ),
                     *others,
@@ -176,7 +176,7 @@ class _Aligner:
 
     def by_unscaled(self, reference: Trace) -> None:
         """What the optimizer sees is the gradient itself where nothing was scaled, and the candidate has but one."""
-        if any(site.phase == "grad_scaled" for site in self.theirs):
+        if any(site.phase == "grad_scaled" for site in self.candidate):
             return
         for site in [one for one in self.waiting if one.phase == "grad_scaled"]:
             raw = self.pairs.get(site._replace(phase="grad"))
@@ -185,17 +185,17 @@ class _Aligner:
 
     def _add_by_name(self, site: Site) -> None:
         other = self._counterpart(site)
-        if other in self.theirs and other not in self.used and not self._is_mapped(site):
+        if other in self.candidate and other not in self.used and not self._is_mapped(site):
             record = self.waiting[site]
-            tied = record.site != site or self.theirs[other].site != other
-            self._add(Pair(site, record, (self.theirs[other],), "alias" if tied else "name"), other)
+            tied = record.site != site or self.candidate[other].site != other
+            self._add(Pair(site, record, (self.candidate[other],), "alias" if tied else "name"), other)
 
     def _add_by_rule(self, site: Site, record: Record, rule: Rule) -> bool:
         targets = [site._replace(name=target.name, port=target.port) for target in rule.targets]
-        if any(target not in self.theirs for target in targets):
+        if any(target not in self.candidate for target in targets):
             return False
         pair = Pair(
-            site, record, tuple(self.theirs[target] for target in targets), "map",
+            site, record, tuple(self.candidate[target] for target in targets), "map",
             candidate_steps=rule.transforms, concatenate=rule.concatenate, tolerance=rule.tolerance,
         )  # fmt: skip
         self._add(pair, *targets)
@@ -203,60 +203,62 @@ class _Aligner:
 
     def by_prefix(self) -> None:
         """The same names under a stripped common prefix."""
-        left = {site.name for site in self.theirs if site not in self.used}
+        left = {site.name for site in self.candidate if site not in self.used}
         self.renamed = rename_by_prefix({site.name for site in self.waiting if not self._is_mapped(site)}, left)
         for site in list(self.waiting):
             other = self._counterpart(site)
-            if other in self.theirs and other not in self.used:
-                self._add(Pair(site, self.waiting[site], (self.theirs[other],), "prefix"), other)
+            if other in self.candidate and other not in self.used:
+                self._add(Pair(site, self.waiting[site], (self.candidate[other],), "prefix"), other)
 
     def by_port(self) -> None:
         """One output on each side, called differently (`out` and `out.0`)."""
-        theirs = _by_group(site for site in self.theirs if site not in self.used)
-        for group, ours in _by_group(self.waiting).items():
-            others = theirs.get(self._counterpart(group), [])
-            if len(ours) == len(others) == 1:
-                self._add(Pair(ours[0], self.waiting[ours[0]], (self.theirs[others[0]],), "port"), others[0])
+        candidate = _by_group(site for site in self.candidate if site not in self.used)
+        for group, reference in _by_group(self.waiting).items():
+            others = candidate.get(self._counterpart(group), [])
+            if len(reference) == len(others) == 1:
+                self._add(
+                    Pair(reference[0], self.waiting[reference[0]], (self.candidate[others[0]],), "port"), others[0]
+                )
 
     def by_sample(self) -> None:
         """A batched tensor on one side, its samples one by one on the other."""
         single: dict[Site, list[Site]] = {}
-        for site in self.theirs:
+        for site in self.candidate:
             if site.sample is not None and site not in self.used:
                 single.setdefault(site._replace(sample=None), []).append(site)
         for site in list(self.waiting):
             record = self.waiting[site]
             other = self._counterpart(site)._replace(sample=None)
-            if site.sample is not None and other in self.theirs and _holds(self.theirs[other], site.sample):
+            if site.sample is not None and other in self.candidate and _holds(self.candidate[other], site.sample):
                 steps = sample_steps(site.sample)
-                self._add(Pair(site, record, (self.theirs[other],), "sample", candidate_steps=steps), other)
+                self._add(Pair(site, record, (self.candidate[other],), "sample", candidate_steps=steps), other)
             elif site.sample is None:
                 samples = [one for one in single.get(other, ()) if one.sample is not None]
                 if samples and record.shape and len(samples) < record.shape[0]:
                     self.partial.add((len(samples), record.shape[0]))
-                for one in samples:
-                    if one.sample is not None and _holds(record, one.sample):
+                for sample in samples:
+                    if sample.sample is not None and _holds(record, sample.sample):
                         pair = Pair(
-                            site._replace(sample=one.sample), record, (self.theirs[one],), "sample",
-                            reference_steps=sample_steps(one.sample),
+                            site._replace(sample=sample.sample), record, (self.candidate[sample],), "sample",
+                            reference_steps=sample_steps(sample.sample),
                         )  # fmt: skip
-                        self._add(pair, one)
+                        self._add(pair, sample)
                         self.waiting.pop(site, None)
 
     def alignment(self, units: Units, reference: Trace, candidate: Trace) -> Alignment:
         """The pairs in the reference's causal order, and what is left."""
-        place = {site: number for number, site in enumerate(self.ours)}
+        place = {site: number for number, site in enumerate(self.reference)}
 
         def order(site: Site) -> tuple[int, int]:
             whole = site if site in place else site._replace(sample=None)
             return place[whole], -1 if site.sample is None else site.sample
 
         pairs = tuple(_in_units(self.pairs[site], units) for site in sorted(self.pairs, key=order))
-        ours, theirs = _Directory(self.ours, "reference"), _Directory(self.theirs, "candidate")
+        of_reference, of_candidate = _Directory(self.reference, "reference"), _Directory(self.candidate, "candidate")
         back = {other: name for name, other in self.renamed.items()}
         candidate_only = [
-            Unmatched(site, ours.why_not(site))
-            for site, record in self.theirs.items()
+            Unmatched(site, of_reference.why_not(site))
+            for site, record in self.candidate.items()
             if site not in self.used
             and record.site == site
             and self.selection.takes(site.phase, back.get(site.name, site.name))
@@ -264,7 +266,7 @@ class _Aligner:
         ]
         unread = self._inputs_of_modules()
         reference_only = [
-            Unmatched(site, theirs.why_not(self._meant(site)))
+            Unmatched(site, of_candidate.why_not(self._meant(site)))
             for site, record in self.waiting.items()
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
@@ -286,7 +288,7 @@ class _Aligner:
     def _inputs_of_modules(self) -> set[Site]:
         """Inputs of modules that wait for a counterpart, if the candidate records outputs only, as an engine does:
         what goes into a module came out of others, or shows in what comes out of this one."""
-        if any(is_input(site) for site in self.theirs):
+        if any(is_input(site) for site in self.candidate):
             return set()
         return {site for site in self.waiting if is_input(site)}
 
@@ -337,11 +339,11 @@ def _holds(record: Record, sample: int) -> bool:
 
 
 def _in_units(pair: Pair, units: Units) -> Pair:
-    ours, theirs = units.steps(pair.site)
-    if not ours and not theirs:
+    reference, candidate = units.steps(pair.site)
+    if not reference and not candidate:
         return pair
     return replace(
-        pair, reference_steps=(*pair.reference_steps, *ours), candidate_steps=(*pair.candidate_steps, *theirs)
+        pair, reference_steps=(*pair.reference_steps, *reference), candidate_steps=(*pair.candidate_steps, *candidate)
     )
 
 

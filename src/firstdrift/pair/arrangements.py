@@ -23,35 +23,38 @@ Steps = tuple[Transform, ...]
 Shape = tuple[int, ...]
 
 
-def arrangement(ours: Array, theirs: Array, near: float = NEAR) -> Steps | None:
-    """The steps that make their tensor ours, if there are such; none where they lie alike."""
-    if agrees(ours, theirs, (), near):
+def arrangement(reference: Array, candidate: Array, near: float = NEAR) -> Steps | None:
+    """The steps that make their tensor the reference's, if there are such; none where they lie alike."""
+    if agrees(reference, candidate, (), near):
         return ()
-    if ours.size == theirs.size and not _as_large(ours, theirs, near):
+    if reference.size == candidate.size and not _as_large(reference, candidate, near):
         return None
-    return next((steps for steps in _candidates(ours.shape, theirs.shape) if agrees(ours, theirs, steps, near)), None)
+    return next(
+        (steps for steps in _candidates(reference.shape, candidate.shape) if agrees(reference, candidate, steps, near)),
+        None,
+    )
 
 
-def agrees(ours: Array, theirs: Array, steps: Steps, near: float = NEAR) -> bool:
-    """Whether their numbers are ours after these steps, up to noise."""
+def agrees(reference: Array, candidate: Array, steps: Steps, near: float = NEAR) -> bool:
+    """Whether their numbers are the reference's after these steps, up to noise."""
     try:
-        made = apply_all(theirs, steps)
+        made = apply_all(candidate, steps)
     except ReconcileError:
         return False
-    if made.shape != ours.shape:
-        if _plain(made.shape) != _plain(ours.shape):
+    if made.shape != reference.shape:
+        if _plain(made.shape) != _plain(reference.shape):
             return False
-        made = made.reshape(ours.shape)
+        made = made.reshape(reference.shape)
     if made.size > SAMPLE:
         stride = tuple(slice(None, None, max(1, dim // 64)) for dim in made.shape[:1])
-        if not _near(ours[stride], made[stride], near):
+        if not _near(reference[stride], made[stride], near):
             return False
-    return _near(ours, made, near)
+    return _near(reference, made, near)
 
 
-def _near(ours: Array, theirs: Array, near: float) -> bool:
-    kind = np.complex128 if "c" in (ours.dtype.kind, theirs.dtype.kind) else np.float64
-    a, b = np.asarray(ours, kind), np.asarray(theirs, kind)
+def _near(reference: Array, candidate: Array, near: float) -> bool:
+    kind = np.complex128 if "c" in (reference.dtype.kind, candidate.dtype.kind) else np.float64
+    a, b = np.asarray(reference, kind), np.asarray(candidate, kind)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return False
@@ -59,9 +62,12 @@ def _near(ours: Array, theirs: Array, near: float) -> bool:
     return bool(norm > 0 and float(np.linalg.norm((a - b)[finite])) <= near * norm)
 
 
-def _as_large(ours: Array, theirs: Array, near: float) -> bool:
+def _as_large(reference: Array, candidate: Array, near: float) -> bool:
     """Whether the two can be one in another arrangement at all."""
-    a, b = (float(np.linalg.norm(np.where(np.isfinite(one), one, 0).astype(np.complex128))) for one in (ours, theirs))
+    a, b = (
+        float(np.linalg.norm(np.where(np.isfinite(array), array, 0).astype(np.complex128)))
+        for array in (reference, candidate)
+    )
     return abs(a - b) <= near * max(a, b)
 
 
@@ -69,47 +75,49 @@ def _plain(shape: Shape) -> Shape:
     return tuple(dim for dim in shape if dim != 1)
 
 
-def _candidates(ours: Shape, theirs: Shape) -> Iterator[Steps]:
-    yield from _of_axes(ours, theirs)
-    plain = _plain(ours), _plain(theirs)
-    if plain != (ours, theirs):  # axes of length one, which engines add and leave out
-        ones: Steps = () if plain[1] == theirs else (Transform("reshape", shape=plain[1]),)
+def _candidates(reference: Shape, candidate: Shape) -> Iterator[Steps]:
+    yield from _of_axes(reference, candidate)
+    plain = _plain(reference), _plain(candidate)
+    if plain != (reference, candidate):  # axes of length one, which engines add and leave out
+        ones: Steps = () if plain[1] == candidate else (Transform("reshape", shape=plain[1]),)
         yield from ((*ones, *steps) for steps in _of_axes(*plain))
 
 
-def _of_axes(ours: Shape, theirs: Shape) -> Iterator[Steps]:
-    if prod(ours) != prod(theirs):
-        yield from _cut(ours, theirs)
+def _of_axes(reference: Shape, candidate: Shape) -> Iterator[Steps]:
+    if prod(reference) != prod(candidate):
+        yield from _cut(reference, candidate)
         return
-    found: list[Steps] = list(_permuted(ours, theirs))
-    if ours != theirs:
-        if _merges(theirs, ours) or _merges(ours, theirs):  # another view of the same bytes may be a mistake
-            found.append((Transform("reshape", shape=ours),))
-        found += _merged(ours, theirs)
+    found: list[Steps] = list(_permuted(reference, candidate))
+    if reference != candidate:
+        if _merges(candidate, reference) or _merges(
+            reference, candidate
+        ):  # another view of the same bytes may be a mistake
+            found.append((Transform("reshape", shape=reference),))
+        found += _merged(reference, candidate)
     yield from found
-    yield from _interleaved(ours)
+    yield from _interleaved(reference)
     for steps in found:
-        yield from ((*steps, *more) for more in _interleaved(ours))
+        yield from ((*steps, *more) for more in _interleaved(reference))
 
 
-def _permuted(ours: Shape, theirs: Shape) -> Iterator[Steps]:
-    if len(ours) == len(theirs) <= MOST_AXES:
-        for axes in permutations(range(len(ours))):
-            if axes != tuple(range(len(ours))) and tuple(theirs[axis] for axis in axes) == ours:
+def _permuted(reference: Shape, candidate: Shape) -> Iterator[Steps]:
+    if len(reference) == len(candidate) <= MOST_AXES:
+        for axes in permutations(range(len(reference))):
+            if axes != tuple(range(len(reference))) and tuple(candidate[axis] for axis in axes) == reference:
                 yield (Transform("permute", axes=axes),)
 
 
-def _merged(ours: Shape, theirs: Shape) -> Iterator[Steps]:
+def _merged(reference: Shape, candidate: Shape) -> Iterator[Steps]:
     """Axes that one side keeps apart and the other merges, in another order."""
-    if len(theirs) > len(ours) and len(theirs) <= MOST_AXES:
-        for axes in permutations(range(len(theirs))):
-            if _merges(tuple(theirs[axis] for axis in axes), ours) and axes != tuple(range(len(theirs))):
-                yield Transform("permute", axes=axes), Transform("reshape", shape=ours)
-    if len(ours) > len(theirs) and len(ours) <= MOST_AXES:
-        for axes in permutations(range(len(ours))):
-            split = tuple(ours[axis] for axis in axes)
-            if _merges(split, theirs) and axes != tuple(range(len(ours))):
-                back = tuple(axes.index(axis) for axis in range(len(ours)))
+    if len(candidate) > len(reference) and len(candidate) <= MOST_AXES:
+        for axes in permutations(range(len(candidate))):
+            if _merges(tuple(candidate[axis] for axis in axes), reference) and axes != tuple(range(len(candidate))):
+                yield Transform("permute", axes=axes), Transform("reshape", shape=reference)
+    if len(reference) > len(candidate) and len(reference) <= MOST_AXES:
+        for axes in permutations(range(len(reference))):
+            split = tuple(reference[axis] for axis in axes)
+            if _merges(split, candidate) and axes != tuple(range(len(reference))):
+                back = tuple(axes.index(axis) for axis in range(len(reference)))
                 yield Transform("reshape", shape=split), Transform("permute", axes=back)
 
 
@@ -125,12 +133,12 @@ def _merges(many: Shape, few: Shape) -> bool:
     return all(dim == 1 for dim in rest)
 
 
-def _interleaved(ours: Shape) -> Iterator[Steps]:
+def _interleaved(reference: Shape) -> Iterator[Steps]:
     """Pairs of a rotation that lie side by side on one side and a half apart on the other, in heads of any size."""
-    for axis in _long_axes(ours):
-        for size in _heads(ours[axis]):
+    for axis in _long_axes(reference):
+        for size in _heads(reference[axis]):
             for halves in (False, True):
-                yield deinterleaved(ours, axis, size, halves=halves)
+                yield deinterleaved(reference, axis, size, halves=halves)
 
 
 def _long_axes(shape: Shape) -> list[int]:
@@ -150,15 +158,15 @@ def deinterleaved(shape: Shape, axis: int, size: int, *, halves: bool) -> Steps:
     return Transform("reshape", shape=split), Transform("permute", axes=axes), Transform("reshape", shape=shape)
 
 
-def _cut(ours: Shape, theirs: Shape) -> Iterator[Steps]:
+def _cut(reference: Shape, candidate: Shape) -> Iterator[Steps]:
     """Padding behind what we have, along one axis, and axes in another order."""
-    if len(ours) != len(theirs) or len(ours) > MOST_AXES:
+    if len(reference) != len(candidate) or len(reference) > MOST_AXES:
         return
-    for axes in permutations(range(len(ours))):
-        dims = tuple(theirs[axis] for axis in axes)
-        longer = [axis for axis, (a, b) in enumerate(zip(ours, dims, strict=True)) if a != b]
-        if len(longer) == 1 and dims[longer[0]] > ours[longer[0]]:
-            cut = Transform("slice", axes=(longer[0],), start=0, stop=ours[longer[0]])
+    for axes in permutations(range(len(reference))):
+        dims = tuple(candidate[axis] for axis in axes)
+        longer = [axis for axis, (a, b) in enumerate(zip(reference, dims, strict=True)) if a != b]
+        if len(longer) == 1 and dims[longer[0]] > reference[longer[0]]:
+            cut = Transform("slice", axes=(longer[0],), start=0, stop=reference[longer[0]])
             yield (cut,) if axes == tuple(range(len(axes))) else (Transform("permute", axes=axes), cut)
 
 

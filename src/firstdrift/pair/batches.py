@@ -59,13 +59,13 @@ class Units:
         batch: int | None = None,
     ) -> Units:  # fmt: skip
         """Find both sides' reductions. Declaring one side alone says that the other one is an unscaled sum."""
-        ours = stated_reduction(reference, declared[0], batch if declared[0] else None)
-        theirs = stated_reduction(candidate, declared[1], batch if declared[1] else None)
-        if ours is None and declared[1]:
-            ours = Reduction("sum", 1)
-        if theirs is None and declared[0]:
-            theirs = Reduction("sum", 1)
-        return cls(ours, theirs)
+        of_reference = stated_reduction(reference, declared[0], batch if declared[0] else None)
+        of_candidate = stated_reduction(candidate, declared[1], batch if declared[1] else None)
+        if of_reference is None and declared[1]:
+            of_reference = Reduction("sum", 1)
+        if of_candidate is None and declared[0]:
+            of_candidate = Reduction("sum", 1)
+        return cls(of_reference, of_candidate)
 
     def steps(self, site: Site) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
         """Transforms of the reference and of the candidate; it is multiplied, never divided, to round least."""

@@ -15,27 +15,27 @@ Sites = Mapping[Site, Record]
 
 
 def recorded_calls(
-    ours: Sites, theirs: Sites, reference: Trace, candidate: Trace
+    of_reference: Sites, of_candidate: Sites, reference: Trace, candidate: Trace
 ) -> Iterator[tuple[Site, Site]]:  # fmt: skip
     """Outputs of the candidate's calls that equal another call of the reference, and no call of the same number."""
     calls: dict[Site, list[Site]] = {}
-    for site, record in ours.items():
+    for site, record in of_reference.items():
         if site.phase == "fwd" and not site.port.startswith("in.") and record.at is not None:
             calls.setdefault(site._replace(call=0), []).append(site)
     for first, several in calls.items():
-        others = [first._replace(call=site.call) for site in several if site in theirs]
-        if not 0 < len(others) < len(several) or any(theirs[other].at is None for other in others):
+        others = [first._replace(call=site.call) for site in several if site in of_candidate]
+        if not 0 < len(others) < len(several) or any(of_candidate[other].at is None for other in others):
             continue
-        made = {site: reference.array(ours[site]) for site in several}
+        made = {site: reference.array(of_reference[site]) for site in several}
         for other in others:
-            array = candidate.array(theirs[other])
+            array = candidate.array(of_candidate[other])
             same = [site for site, mine in made.items() if _is_same(mine, array)]
             if len(same) == 1 and same[0] != other:
                 yield same[0], other
 
 
-def _is_same(ours: Array, theirs: Array) -> bool:
-    return ours.shape == theirs.shape and agrees(ours, theirs, ())
+def _is_same(reference: Array, candidate: Array) -> bool:
+    return reference.shape == candidate.shape and agrees(reference, candidate, ())
 
 
 def said_call(site: Site) -> str:

@@ -33,18 +33,22 @@ class _Layer(NamedTuple):
 def folded(reference: Trace, candidate: Trace, used: Iterable[Site]) -> dict[Site, str]:
     """Our weights that the candidate holds only as folded into one layer, with what holds them."""
     layers = _layers(reference)
-    norms = [one for one in layers.values() if {"mean", "variance"} <= one.held.keys()]
+    norms = [site for site in layers.values() if {"mean", "variance"} <= site.held.keys()]
     if not norms:
         return {}
     taken = set(used)
-    free = [one for one in candidate.records if one.site.phase == "weight" and one.site not in taken and one.nbytes]
+    free = [
+        record
+        for record in candidate.records
+        if record.site.phase == "weight" and record.site not in taken and record.nbytes
+    ]
     found: dict[Site, str] = {}
     for norm in norms:
         for layer in _before(reference, norm.name, layers):
             held = _held(reference, layer, norm, candidate, free)
             if held is not None:
                 said = f"folded into the candidate's {_said(held)}: the same numbers, computed and compared"
-                found |= {one.site: said for one in (*layer.held.values(), *norm.held.values())}
+                found |= {site.site: said for site in (*layer.held.values(), *norm.held.values())}
     return found
 
 
@@ -57,7 +61,7 @@ def _layers(trace: Trace) -> dict[str, _Layer]:
     for record in trace.records:
         if record.site.phase == "weight" and record.nbytes:
             held.setdefault(record.site.name, {}).setdefault(role_of(record.site.port), record)
-    made = {one.site.name: one for one in trace.records if one.site.phase == "fwd" and one.op is not None}
+    made = {site.site.name: site for site in trace.records if site.site.phase == "fwd" and site.op is not None}
     return {
         name: _Layer(name, parts, made[name].op, float(made[name].attrs.get("eps") or USUAL_EPS))
         for name, parts in held.items()
@@ -79,16 +83,16 @@ def _before(trace: Trace, name: str, layers: Mapping[str, _Layer]) -> Iterator[_
             yield layer
 
 
-def _held(ours: Trace, layer: _Layer, norm: _Layer, theirs: Trace, free: Iterable[Record]) -> Record | None:
-    """The candidate's weight that is both of ours, if it has a bias that is, too."""
-    weight, bias = _as_one(ours, layer, norm)
-    found = [_like(made, theirs, free) for made in (weight, bias)]
+def _held(reference: Trace, layer: _Layer, norm: _Layer, candidate: Trace, free: Iterable[Record]) -> Record | None:
+    """The candidate's weight that is both of the reference, if it has a bias that is, too."""
+    weight, bias = _as_one(reference, layer, norm)
+    found = [_like(made, candidate, free) for made in (weight, bias)]
     return None if None in found else found[0]
 
 
 def _as_one(trace: Trace, layer: _Layer, norm: _Layer) -> tuple[Array, Array]:
-    def part(one: _Layer, role: str, otherwise: float) -> NDArray[np.float64]:
-        record = one.held.get(role)
+    def part(site: _Layer, role: str, otherwise: float) -> NDArray[np.float64]:
+        record = site.held.get(role)
         return np.asarray(otherwise if record is None else trace.array(record), np.float64)
 
     gain = part(norm, "weight", 1.0) / np.sqrt(part(norm, "variance", 1.0) + norm.eps)
@@ -97,7 +101,9 @@ def _as_one(trace: Trace, layer: _Layer, norm: _Layer) -> tuple[Array, Array]:
     return weight * channels, (part(layer, "bias", 0.0) - part(norm, "mean", 0.0)) * gain + part(norm, "bias", 0.0)
 
 
-def _like(made: Array, theirs: Trace, free: Iterable[Record]) -> Record | None:
-    large = (one for one in free if int(np.prod(one.shape or ())) == made.size)
-    fits = (one for one in large if arrangement(made, np.asarray(theirs.array(one), np.float64), NEAR) is not None)
+def _like(made: Array, candidate: Trace, free: Iterable[Record]) -> Record | None:
+    large = (site for site in free if int(np.prod(site.shape or ())) == made.size)
+    fits = (
+        site for site in large if arrangement(made, np.asarray(candidate.array(site), np.float64), NEAR) is not None
+    )
     return next(fits, None)

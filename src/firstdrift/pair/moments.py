@@ -75,8 +75,8 @@ def _by_place(array: Array) -> float:
 def joined(parts: Sequence[Numbers]) -> Numbers:
     """The numbers of several tensors taken together."""
     return Numbers(
-        sum(one.size for one in parts), min(one.low for one in parts), max(one.high for one in parts),
-        sum(one.total for one in parts), sum(one.square for one in parts), max(one.fine for one in parts),
+        sum(part.size for part in parts), min(part.low for part in parts), max(part.high for part in parts),
+        sum(part.total for part in parts), sum(part.square for part in parts), max(part.fine for part in parts),
     )  # fmt: skip
 
 
@@ -86,14 +86,15 @@ def agree(one: Numbers, other: Numbers) -> bool:
     return one.size == other.size and float(_apart(_columns([one]), _columns([other]))[0, 0]) <= near
 
 
-def apart(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -> Matrix:
-    """How far each of ours is from each of theirs, in units of the largest element; infinite where counts differ."""
-    return _apart(_columns(ours), _columns(theirs))
+def apart(reference: Sequence[Numbers | None], candidate: Sequence[Numbers | None]) -> Matrix:
+    """How far each tensor of the reference is from each of the candidate, in units of the largest element; infinite
+    where counts differ."""
+    return _apart(_columns(reference), _columns(candidate))
 
 
-def in_order(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -> Matrix:
+def in_order(reference: Sequence[Numbers | None], candidate: Sequence[Numbers | None]) -> Matrix:
     """How far they are by what their order makes of them, in units of their norm."""
-    a, b = _columns(ours)[:, :, None], _columns(theirs)[:, None]
+    a, b = _columns(reference)[:, :, None], _columns(candidate)[:, None]
     with np.errstate(all="ignore"):
         distance = np.abs(a[6] - b[6]) / np.sqrt(np.maximum(a[4], 1e-300))
     return np.where(np.isfinite(distance), distance, np.inf)
@@ -101,11 +102,14 @@ def in_order(ours: Sequence[Numbers | None], theirs: Sequence[Numbers | None]) -
 
 def _columns(side: Sequence[Numbers | None]) -> Matrix:
     nothing = (-1, *[np.nan] * 6)
-    return np.array([nothing if one is None else one for one in side], np.float64).reshape(len(side), 7).T
+    return np.array([nothing if numbers is None else numbers for numbers in side], np.float64).reshape(len(side), 7).T
 
 
-def _apart(ours: Matrix, theirs: Matrix) -> Matrix:
-    (count, low, high, total, square), (count2, low2, high2, total2, square2) = ours[:5, :, None], theirs[:5, None]
+def _apart(reference: Matrix, candidate: Matrix) -> Matrix:
+    (count, low, high, total, square), (count2, low2, high2, total2, square2) = (
+        reference[:5, :, None],
+        candidate[:5, None],
+    )
     with np.errstate(all="ignore"):
         scale = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
         distance = np.maximum(np.abs(low - low2), np.abs(high - high2)) / scale

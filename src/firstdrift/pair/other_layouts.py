@@ -94,12 +94,12 @@ class _Layouts:
             axes = _fitting(pair, usual)
             if axes is None and pair.matched in NAMED:
                 continue
-            ours, theirs = self.arrays(pair)
-            if agrees(ours, theirs, ()):
+            reference, candidate = self.arrays(pair)
+            if agrees(reference, candidate, ()):
                 agreeing = place
             elif axes is not None:
                 found[site] = axes
-            elif (steps := arrangement(ours, theirs)) is not None:
+            elif (steps := arrangement(reference, candidate)) is not None:
                 shared.setdefault(steps, []).append(site)
         order = {site: place for place, site in enumerate(self.pairs)}
         for steps, sites in shared.items():
@@ -122,8 +122,8 @@ def _is_dense(record: Record) -> bool:
 
 
 def _shapes_differ(pair: Pair) -> bool:
-    ours, theirs = pair.reference.shape or (), pair.candidate[0].shape or ()
-    return [dim for dim in ours if dim != 1] != [dim for dim in theirs if dim != 1]
+    reference, candidate = pair.reference.shape or (), pair.candidate[0].shape or ()
+    return [dim for dim in reference if dim != 1] != [dim for dim in candidate if dim != 1]
 
 
 def _usual(found: Mapping[Site, Steps], pairs: Mapping[Site, Pair]) -> dict[object, Steps]:

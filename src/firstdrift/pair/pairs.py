@@ -128,8 +128,8 @@ class Alignment:
     def unpaired(self) -> dict[str, tuple[Site, ...]]:
         """The sites that one side alone has, for the search for causes."""
         return {
-            "reference_only": tuple(one.site for one in (*self.reference_only, *self.absorbed)),
-            "candidate_only": tuple(one.site for one in self.candidate_only),
+            "reference_only": tuple(unmatched.site for unmatched in (*self.reference_only, *self.absorbed)),
+            "candidate_only": tuple(unmatched.site for unmatched in self.candidate_only),
         }
 
 

@@ -32,17 +32,17 @@ def _votes(reference: set[str], candidate: set[str]) -> Iterator[tuple[str, str]
         for prefix, rest in _splits(name):
             if rest in reference:
                 yield "", prefix
-    ours, theirs = _common(reference), _common(candidate)
-    if ours and theirs and ours != theirs and min(len(reference), len(candidate)) > 1:
-        stripped = {_without(name, theirs) for name in candidate} - {None}
+    of_reference, of_candidate = _common(reference), _common(candidate)
+    if of_reference and of_candidate and of_reference != of_candidate and min(len(reference), len(candidate)) > 1:
+        stripped = {_without(name, of_candidate) for name in candidate} - {None}
         for name in reference:
-            if _without(name, ours) in stripped:
-                yield _shortest(ours, theirs)
+            if _without(name, of_reference) in stripped:
+                yield _shortest(of_reference, of_candidate)
 
 
-def _shortest(ours: str, theirs: str) -> tuple[str, str]:
+def _shortest(reference: str, candidate: str) -> tuple[str, str]:
     """The two prefixes without the components that both end in: stripping those as well says nothing more."""
-    left, right = ours.split("."), theirs.split(".")
+    left, right = reference.split("."), candidate.split(".")
     while left and right and left[-1] == right[-1]:
         left.pop()
         right.pop()

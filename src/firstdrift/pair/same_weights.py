@@ -16,37 +16,38 @@ MOST_PARTS = 512  # of one tensor: a stack of experts
 
 @dataclass(slots=True)
 class SameWeights:
-    """Places of our weights with those of theirs. `whole` has ours that are several of theirs, `part` theirs that are
-    several of ours; each in the order in which they stand."""
+    """Places of the reference's weights with those of the candidate's. `whole` are weights of the reference that the
+    candidate has in several, `part` weights of the candidate that are several of the reference's; each in the order
+    in which they stand."""
 
     one: dict[int, int] = field(default_factory=dict)
     whole: dict[int, tuple[int, ...]] = field(default_factory=dict)
     part: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def ours(self) -> set[int]:
+    def reference(self) -> set[int]:
         return {*self.one, *self.whole, *(n for parts in self.part.values() for n in parts)}
 
-    def theirs(self) -> set[int]:
+    def candidate(self) -> set[int]:
         return {*self.one.values(), *self.part, *(n for parts in self.whole.values() for n in parts)}
 
     def links(self) -> Iterator[tuple[int, int]]:
-        """Every weight of ours with every one of theirs that holds numbers of it."""
+        """Every weight of the reference with every one of the candidate that holds numbers of it."""
         yield from self.one.items()
         yield from ((a, b) for a, parts in self.whole.items() for b in parts)
         yield from ((a, b) for b, parts in self.part.items() for a in parts)
 
 
-def same_weights(ours: Outline, theirs: Outline) -> SameWeights:
+def same_weights(reference: Outline, candidate: Outline) -> SameWeights:
     """What numbers alone tell. Two tensors of a side with equal numbers are told apart by nothing here."""
     found = SameWeights()
-    _one_to_one(ours, theirs, found)
-    left = [n for n in _speaking(ours) if n not in found.one]
-    taken = found.theirs()
-    right = [n for n in _speaking(theirs) if n not in taken]
-    found.whole.update(_made_of(ours, left, theirs, right))
-    taken = found.theirs()
+    _one_to_one(reference, candidate, found)
+    left = [n for n in _speaking(reference) if n not in found.one]
+    taken = found.candidate()
+    right = [n for n in _speaking(candidate) if n not in taken]
+    found.whole.update(_made_of(reference, left, candidate, right))
+    taken = found.candidate()
     left = [n for n in left if n not in found.whole]
-    found.part.update(_made_of(theirs, [n for n in right if n not in taken], ours, left))
+    found.part.update(_made_of(candidate, [n for n in right if n not in taken], reference, left))
     return found
 
 
@@ -63,23 +64,23 @@ def _speaking(side: Outline) -> list[int]:
     ]
 
 
-def _one_to_one(ours: Outline, theirs: Outline, found: SameWeights) -> None:
+def _one_to_one(reference: Outline, candidate: Outline, found: SameWeights) -> None:
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    for side, places in ((0, _speaking(ours)), (1, _speaking(theirs))):
-        values = (ours, theirs)[side].values
+    for side, places in ((0, _speaking(reference)), (1, _speaking(candidate))):
+        values = (reference, candidate)[side].values
         for n in places:
             groups.setdefault(_count(values[n]), ([], []))[side].append(n)
     for left, right in groups.values():
         if left and right:
-            a, b = [ours.values[n] for n in left], [theirs.values[n] for n in right]
-            fine = max([one.fine for one in (*a, *b) if one is not None], default=0.0)
+            a, b = [reference.values[n] for n in left], [candidate.values[n] for n in right]
+            fine = max([numbers.fine for numbers in (*a, *b) if numbers is not None], default=0.0)
             close = apart(a, b) <= max(EXACT, 4 * fine)
             alone = close & (close.sum(1, keepdims=True) == 1) & (close.sum(0, keepdims=True) == 1)
             found.one.update((left[i], right[j]) for i, j in zip(*np.nonzero(alone), strict=True))
 
 
-def _count(one: Numbers | None) -> int:
-    return 0 if one is None else one.size
+def _count(numbers: Numbers | None) -> int:
+    return 0 if numbers is None else numbers.size
 
 
 def _made_of(
@@ -99,7 +100,7 @@ def _made_of(
         if len(fits) == 1:
             found[n] = fits.pop()
     used = [n for parts in found.values() for n in parts]
-    return {n: parts for n, parts in found.items() if all(used.count(one) == 1 for one in parts)}
+    return {n: parts for n, parts in found.items() if all(used.count(part) == 1 for part in parts)}
 
 
 def _stretches(run: Sequence[int], side: Outline, counts: set[int]) -> Iterator[tuple[int, ...]]:

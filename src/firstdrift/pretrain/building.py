@@ -94,7 +94,7 @@ def check_band(of: DecoderConfig, band: tuple[int, int]) -> None:
     with torch.device("meta"):
         model = Decoder(of)
     tied = model.lm_head.weight.numel() if of.tie_word_embeddings else 0
-    count = sum(one.numel() for one in model.parameters()) + tied
+    count = sum(parameter.numel() for parameter in model.parameters()) + tied
     if not band[0] <= count <= band[1]:
         counted = ", the tied output layer counted too" if tied else ""
         raise SelectionError(
@@ -154,7 +154,7 @@ def build_trainer_with_init(
         loaded = populate(model, checkpoint, None, cast=True)
     with on_device(device, UPLOAD):
         trainer = Trainer(model, settings, device, loaded.count, notes)
-    check_device(trainer, UPLOAD, {one.name: one.crc32 for one in loaded.proof} if device != "cpu" else {})
+    check_device(trainer, UPLOAD, {arrival.name: arrival.crc32 for arrival in loaded.proof} if device != "cpu" else {})
     return trainer
 
 
@@ -181,10 +181,10 @@ def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...
         what = f"{checkpoint.path}: does not hold the model that its metadata describes"
         raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
     notes: tuple[str, ...] = ()
-    for one in plan.assignments:
-        if one.twins:
-            array = gather(one, checkpoint)[0]
-            said, another = compare_twins(one, checkpoint, array, crc32(array))
+    for assignment in plan.assignments:
+        if assignment.twins:
+            array = gather(assignment, checkpoint)[0]
+            said, another = compare_twins(assignment, checkpoint, array, crc32(array))
             if another is not None:
                 raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", [another])
             notes += said

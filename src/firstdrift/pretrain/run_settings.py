@@ -150,8 +150,10 @@ STATE = ("step", "exp_avg", "exp_avg_sq")  # what it remembers of a parameter
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """A fresh optimizer: it remembers nothing, whatever the weights come from."""
     parameters = list(model.parameters())
-    decayed = [one for one in parameters if one.ndim >= 2]
-    spared = [one for one in parameters if one.ndim < 2]  # norms and biases are the vectors of a decoder
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    spared = [
+        parameter for parameter in parameters if parameter.ndim < 2
+    ]  # norms and biases are the vectors of a decoder
     groups = [
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": spared, "weight_decay": 0.0},

@@ -172,7 +172,7 @@ def checksum(file: Path) -> str:
 
 def _write_model(directory: Path, trainer: Trainer, stamp: Stamp) -> None:
     weights = dict(trainer.model.named_parameters())  # a tied tensor is there once
-    metadata = metadata_of(trainer.model.config, stamp, sum(one.numel() for one in weights.values()))
+    metadata = metadata_of(trainer.model.config, stamp, sum(weight.numel() for weight in weights.values()))
     kind = trainer.settings.format
     write_checkpoint(directory / f"model.{kind}", _arrays(weights), format=kind, metadata=metadata)
     _write_json(directory / "config.json", to_config(trainer.model.config))

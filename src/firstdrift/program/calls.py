@@ -165,7 +165,7 @@ class Step:
             if number not in needed:
                 needed.add(number)
                 if number not in stop:
-                    waiting.extend(one.node for one in reads(self.nodes[number]))
+                    waiting.extend(read.node for read in reads(self.nodes[number]))
         return sorted(needed)
 
 

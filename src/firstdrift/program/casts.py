@@ -38,7 +38,7 @@ def written_casts(step: Step, cut: Cut) -> frozenset[str]:
 def dtypes_of(step: Step, cut: Cut) -> frozenset[str]:
     """The formats of floats that the calls of a part give."""
     calls = (node for number in cut.nodes if isinstance(node := step.nodes[number], Call))
-    return frozenset(one.dtype for call in calls for one in call.results if one and roundoff(one.dtype))
+    return frozenset(result.dtype for call in calls for result in call.results if result and roundoff(result.dtype))
 
 
 def meant_casts(step: Step, cut: Cut, unit: float) -> frozenset[int]:

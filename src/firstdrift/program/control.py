@@ -75,10 +75,10 @@ def numbers_read(step: Step) -> Iterator[NumberRead]:
     for number, call in step.calls():
         if call.read is not None and not call.results:
             yield NumberRead(number, tuple(reads(call)), call.read, call.part, call.module, call.place, call)
-    for one in step.functions:
-        given = tuple(refs(one.args))[:1]
-        if one.read is not None:
-            yield NumberRead(one.first, given, one.read, one.part, one.module, one.place, None)
+    for function in step.functions:
+        given = tuple(refs(function.args))[:1]
+        if function.read is not None:
+            yield NumberRead(function.first, given, function.read, function.part, function.module, function.place, None)
 
 
 def _is_autograds(call: Call) -> bool:

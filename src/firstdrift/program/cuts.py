@@ -51,7 +51,7 @@ class Cuts:
         if isinstance(self.step.nodes[target.node], Leaf):
             return Cut(target, {}, ())
         given, nodes = self._behind([target], site)
-        return Cut(target, given, nodes, tuple((one, self._read(one)) for one in self._control.behind(nodes)))
+        return Cut(target, given, nodes, tuple((number, self._read(number)) for number in self._control.behind(nodes)))
 
     def _read(self, read: NumberRead) -> Cut | None:
         """How the tensors that a number was read out of are made; None where the program does not hold them."""

@@ -54,5 +54,9 @@ def with_changes(step: Step, changes: Mapping[int, Call]) -> Step:
         if late:
             raise ValueError(f"the call in the place of node {number} reads node {late[0]}, which comes later")
         nodes[number] = call
-    left = tuple(one for one in step.functions if not any(one.first <= number <= one.last for number in changes))
+    left = tuple(
+        function
+        for function in step.functions
+        if not any(function.first <= number <= function.last for number in changes)
+    )
     return replace(step, nodes=tuple(nodes), functions=left)

@@ -111,8 +111,8 @@ class Interpreter:
             raise NotReplayableError(f"{why_too_much(cost, self._limits)}; in parts neither: {error}") from None
         for pieces in counts_of_parts(batch.samples):
             parts = parts_of(self._step, cut, batch, pieces)
-            if max(cost_of(one.step, cut, exact=self._exact).bytes for one in parts) <= self._limits.bytes:
-                runs = [self._like(one.step, one.taken, self._shaken) for one in parts]
+            if max(cost_of(part.step, cut, exact=self._exact).bytes for part in parts) <= self._limits.bytes:
+                runs = [self._like(part.step, part.taken, self._shaken) for part in parts]
                 found = [run._values_of(cut, [cut.target], run._decided(cut))[cut.target] for run in runs]
                 return torch.cat(found, batch.dim(cut.target))
         raise NotReplayableError(f"{why_too_much(cost, self._limits)}, even one sample at a time")
@@ -131,7 +131,7 @@ class Interpreter:
         if not wanted:
             return {}
         unshaken = self._like(self._step, self._taken, None)
-        before = Cut(wanted[-1], cut.given, tuple(one for one in cut.nodes if one <= wanted[-1].node))
+        before = Cut(wanted[-1], cut.given, tuple(node for node in cut.nodes if node <= wanted[-1].node))
         return self._nodes.decided(lambda: unshaken._values_of(before, wanted, {}))
 
     def _check_read(self, read: NumberRead, cut: Cut | None) -> None:
@@ -163,7 +163,8 @@ class Interpreter:
     def _spread(self, cut: Cut) -> float:
         """How far shaken runs lie from the unshaken one."""
         runs = [
-            Interpreter(self._step, self._trace, tensors=self._tensors, exact=True, shaken=Shake(one)) for one in SEEDS
+            Interpreter(self._step, self._trace, tensors=self._tensors, exact=True, shaken=Shake(number))
+            for number in SEEDS
         ]
         exact: Any = Interpreter(self._step, self._trace, tensors=self._tensors, exact=True).array_of(cut)
         return max(float(np.abs(run.array_of(cut) - exact).max(initial=0)) for run in runs)
@@ -209,7 +210,7 @@ class Interpreter:
             raise NotReplayableError(f"the calls cannot be differentiated: {error}") from None
         finally:
             self._nodes.differentiates = False
-        return [lifted(one).resolve_conj().contiguous().numpy() for one in found]
+        return [lifted(tensor).resolve_conj().contiguous().numpy() for tensor in found]
 
     def array_of(self, cut: Cut) -> Array:
         """The same as numpy has it: floats as float64, which holds every number of the others."""

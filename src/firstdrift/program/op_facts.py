@@ -57,7 +57,7 @@ def facts_of(func: Any) -> Facts:
     written = tuple(
         (at, one.name) for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write
     )
-    names = [one.name for one in arguments]
+    names = [argument.name for argument in arguments]
     is_drawing = base in DRAWS and name.startswith("aten.")
     return Facts(
         name if "." in name else f"higher_order.{name}", base, written, base in _RESHAPING, is_drawing, base in _BITS,
@@ -77,7 +77,7 @@ def written_by(facts: Facts, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         if isinstance(item, torch.Tensor):
             found.append(item)
         elif isinstance(item, tuple | list):
-            found += [one for one in item if isinstance(one, torch.Tensor)]
+            found += [tensor for tensor in item if isinstance(tensor, torch.Tensor)]
     if facts.unsaid is not None and args[facts.unsaid[1]]:
         found += [args[at] for at in facts.unsaid[0] if args[at] is not None]
     return found
@@ -88,7 +88,7 @@ def results_of(returned: Any, written: list[torch.Tensor]) -> list[torch.Tensor]
     results = [returned] if isinstance(returned, torch.Tensor) else flat(returned)
     if not written or (len(written) == 1 and written[0] is returned):
         return results
-    return results + [one for one in written if not any(one is other for other in results)]
+    return results + [tensor for tensor in written if not any(tensor is other for other in results)]
 
 
 def flat(value: Any) -> list[torch.Tensor]:

@@ -68,7 +68,7 @@ def opened_by(call: Call, value: Callable[[Ref], torch.Tensor], first: int, *, e
         return None
     if results is None or len(writing.calls) < 2:
         return None
-    own = tuple(None if one is None else writing.names.get(id(one)) for one in results)
+    own = tuple(None if result is None else writing.names.get(id(result)) for result in results)
     return Opening(tuple(writing.calls), own) if own and own[0] is not None and own[0].node >= first else None
 
 
@@ -93,13 +93,16 @@ class _Writing(TorchDispatchMode):
             raise NotReplayableError(f"{func} writes to what it is given")
         returned = func(*args, **kwargs)
         results = tuple(flat(returned))
-        given = tuple(self._plain(one) for one in args)
+        given = tuple(self._plain(argument) for argument in args)
         keywords = {name: self._plain(one) for name, one in kwargs.items()}
         number = self.first + len(self.calls)
-        types = tuple(Type(_NAMES[one.dtype], tuple(one.shape), tuple(one.stride())) for one in results)
+        types = tuple(Type(_NAMES[result.dtype], tuple(result.shape), tuple(result.stride())) for result in results)
         self.names |= {id(one): Ref(number, at) for at, one in enumerate(results)}
         self.calls.append(
-            (Call(str(func), given, keywords, types), tuple(lifted(one) if self.exact else one for one in results))
+            (
+                Call(str(func), given, keywords, types),
+                tuple(lifted(result) if self.exact else result for result in results),
+            )
         )
         self._alive = [*getattr(self, "_alive", []), *results]
         return returned

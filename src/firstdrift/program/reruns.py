@@ -195,7 +195,7 @@ class Rerun:
         try:
             for number in self._behind(edit, target):
                 results = self._results(number, edit, again)
-                self.spent += 1 + sum(one.numel() for one in results) / AT_ONCE
+                self.spent += 1 + sum(result.numel() for result in results) / AT_ONCE
                 for at, one in enumerate(results):
                     if not _equal(one, self._values[Ref(number, at)]):
                         again[Ref(number, at)] = one
@@ -332,7 +332,7 @@ def samples_of(step: Step, cut: Cut) -> int:
 
 
 def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
-    given = [_given(one) for one in call.args]
+    given = [_given(argument) for argument in call.args]
     if call.op == ROUNDED:
         tensor, dtype = value(given[0]), TORCH_DTYPES[str(given[1])]
         return [tensor.to(dtype).to(tensor.dtype)]
@@ -347,7 +347,7 @@ def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
         if found is None:
             raise
         results = list(found)
-    return [lifted(one) for one in results] if exact else results
+    return [lifted(result) for result in results] if exact else results
 
 
 def _given(item: Any) -> Any:

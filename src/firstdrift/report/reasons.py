@@ -71,9 +71,9 @@ def _follows(facts: Facts) -> str:
 
 
 def _not_finite(facts: Facts) -> str:
-    ours = f"{facts['nan_reference']} NaN and {facts['inf_reference']} Inf"
-    theirs = f"{facts['nan_candidate']} NaN and {facts['inf_candidate']} Inf"
-    return f"the reference has {ours}, the candidate {theirs}, not at the same places"
+    reference = f"{facts['nan_reference']} NaN and {facts['inf_reference']} Inf"
+    candidate = f"{facts['nan_candidate']} NaN and {facts['inf_candidate']} Inf"
+    return f"the reference has {reference}, the candidate {candidate}, not at the same places"
 
 
 def _nan(facts: Facts) -> str:

@@ -109,8 +109,10 @@ def _head(result: Result, width: int, paint: Paint) -> list[str]:
 def _settings(result: Result) -> list[tuple[str, str]]:
     """What the two sides state differently, one line for each setting and what comes of it."""
     alike: dict[tuple[str, str, str, Effect], list[SettingResult]] = {}
-    for one in result.settings:
-        alike.setdefault((one.key, repr(one.reference), repr(one.candidate), one.effect), []).append(one)
+    for setting in result.settings:
+        alike.setdefault((setting.key, repr(setting.reference), repr(setting.candidate), setting.effect), []).append(
+            setting
+        )
     return [("setting" if not number else "", setting_in_words(same)) for number, same in enumerate(alike.values())]
 
 

@@ -137,11 +137,11 @@ class SweepResult:
             },
             "drifts": self.drifts.to_json(),
             "flips": self.flips.to_json(),
-            "findings": [_finding(one) for one in self.findings],
+            "findings": [_finding(finding) for finding in self.findings],
             "cases": [_case(row) for row in self.rows],
             "left": list(self.left),
-            "sites": [_site(one) for one in self.sites],
-            "parameters": [_parameter(one) for one in self.parameters_by(sort)],
+            "sites": [_site(site) for site in self.sites],
+            "parameters": [_parameter(summary) for summary in self.parameters_by(sort)],
             "growth": self.growth,
             "directory": self.directory,
             "notes": [*self.notes, *([self.overlap] if self.overlap else [])],
@@ -166,15 +166,15 @@ def _case(row: Row) -> dict[str, Any]:
     return said
 
 
-def _site(one: SiteSummary) -> dict[str, Any]:
-    said = asdict(one)
-    return {**said, "drifts": one.drifts.to_json(), "flips": one.flips.to_json(), "pattern": one.pattern}
+def _site(summary: SiteSummary) -> dict[str, Any]:
+    said = asdict(summary)
+    return {**said, "drifts": summary.drifts.to_json(), "flips": summary.flips.to_json(), "pattern": summary.pattern}
 
 
-def _parameter(one: ParameterSummary) -> dict[str, Any]:
+def _parameter(summary: ParameterSummary) -> dict[str, Any]:
     keys = ("error_mean", "error_max", "abs_mean", "abs_max", "rel_mean", "cases")
     sides = {
         name: side and {key: getattr(side, key) for key in keys}
-        for name, side in (("grad", one.raw), ("grad_scaled", one.scaled))
+        for name, side in (("grad", summary.raw), ("grad_scaled", summary.scaled))
     }
-    return {"name": one.name, "port": one.port, **sides, "pattern": one.pattern}
+    return {"name": summary.name, "port": summary.port, **sides, "pattern": summary.pattern}

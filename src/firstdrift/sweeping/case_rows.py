@@ -191,7 +191,10 @@ def fed_to(trace: Trace) -> tuple[str, ...]:
 def printed_losses(reference: Path, candidate: Path) -> tuple[Loss, ...]:
     """The losses that both sides printed as `mean_loss=VALUE`, step after step."""
     both = zip(_printed(reference), _printed(candidate), strict=False)
-    return tuple(Loss(step, ours, theirs) for step, (ours, theirs) in enumerate(islice(both, MOST_STEPS)))
+    return tuple(
+        Loss(step, of_reference, of_candidate)
+        for step, (of_reference, of_candidate) in enumerate(islice(both, MOST_STEPS))
+    )
 
 
 def _printed(log: Path) -> Iterator[float]:
@@ -216,8 +219,10 @@ def _losses(pairs: Iterable[PairResult], load: Load) -> Iterable[Loss]:
     """The losses that were recorded; only whole ones, for those of samples are sites like others."""
     for pair in pairs:
         if pair.site.phase == "loss" and pair.site.sample is None and pair.measurement and pair.measurement.count == 1:
-            ours, theirs = load(pair.pair)
-            yield Loss(pair.site.step, float(ours.reshape(()).astype(float)), float(theirs.reshape(()).astype(float)))
+            reference, candidate = load(pair.pair)
+            yield Loss(
+                pair.site.step, float(reference.reshape(()).astype(float)), float(candidate.reshape(()).astype(float))
+            )
 
 
 def _sites(pairs: Sequence[PairResult]) -> Iterable[SiteRow]:
@@ -245,10 +250,10 @@ def _places(items: Iterable[Any]) -> tuple[Place, ...]:
 def _site(line: dict[str, Any]) -> SiteRow:
     line = {"max_rel": None, **line}  # which earlier results lack
     numbers = {key: None if line[key] is None else _float(line[key]) for key in ("error", "max_abs", "max_rel")}
-    ours, theirs = line["nonfinite"]
+    reference, candidate = line["nonfinite"]
     if line["verdict"] not in GRAVITY:
         raise ValueError(line["verdict"])
-    return SiteRow(**(line | numbers | {"nonfinite": (ours, theirs)}))
+    return SiteRow(**(line | numbers | {"nonfinite": (reference, candidate)}))
 
 
 def _growth(line: dict[str, Any]) -> Growth:

@@ -56,15 +56,20 @@ def _of_weights(
     def exact(pair: PairResult) -> Array | None:
         return None if truth is None else _array(pair, truth)
 
-    apart, moved, ours, theirs = [], [], [], []
+    apart, moved, of_reference, candidate = [], [], [], []
     for pairs in steps.values():
         loaded = [(*load(pair.pair), before(pair), exact(pair)) for pair in pairs]
         apart.append(_norm((r, c) for r, c, _, _ in loaded))
         moved.append(_norm((r, b) for r, _, b, _ in loaded))
-        ours.append(_norm((r, t) for r, _, _, t in loaded))
-        theirs.append(_norm((c, t) for _, c, _, t in loaded))
+        of_reference.append(_norm((r, t) for r, _, _, t in loaded))
+        candidate.append(_norm((c, t) for _, c, _, t in loaded))
     return Growth(
-        "weights", tuple(steps), tuple(map(float, _whole(apart) or ())), _whole(moved), _whole(ours), _whole(theirs)
+        "weights",
+        tuple(steps),
+        tuple(map(float, _whole(apart) or ())),
+        _whole(moved),
+        _whole(of_reference),
+        _whole(candidate),
     )
 
 
@@ -125,8 +130,8 @@ def ratio(growth: Growth) -> float | None:
     """After the last step: the candidate's distance from float64, in units of the reference's."""
     if growth.reference is None or growth.candidate is None:
         return None
-    ours, theirs = growth.reference[-1], growth.candidate[-1]
-    return theirs / ours if ours else math.inf if theirs else 1.0
+    reference, candidate = growth.reference[-1], growth.candidate[-1]
+    return candidate / reference if reference else math.inf if candidate else 1.0
 
 
 def compounds(growth: Growth) -> bool | None:

@@ -100,8 +100,8 @@ def describe_growth(curves: Sequence[Growth]) -> dict[str, Any] | None:
     """How differences develop over steps, over all cases that have several."""
     if not curves:
         return None
-    factors = [one for one in map(factor, curves) if one is not None]
-    ratios = [one for one in map(ratio, curves) if one is not None]
+    factors = [value for value in map(factor, curves) if value is not None]
+    ratios = [value for value in map(ratio, curves) if value is not None]
     found = [one for one in map(compounds, curves) if one is not None]
     jumped = Counter(step for curve in curves for step in jumps(curve))
     said = {

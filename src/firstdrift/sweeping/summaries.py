@@ -106,18 +106,18 @@ def _by_place(lines: Iterable[SiteRow]) -> dict[Place, list[SiteRow]]:
     return found
 
 
-def _summary(place: Place, one: _Gathered) -> SiteSummary:
-    errors = list(one.errors.values())
-    decided = [verdict for verdict in one.verdicts if verdict in DECIDED]
-    counts = Counter(one.verdicts)
+def _summary(place: Place, gathered: _Gathered) -> SiteSummary:
+    errors = list(gathered.errors.values())
+    decided = [verdict for verdict in gathered.verdicts if verdict in DECIDED]
+    counts = Counter(gathered.verdicts)
     return SiteSummary(
-        *place, len(one.verdicts), one.missing, one.extra, {v: counts[v] for v in GRAVITY if counts[v]},
+        *place, len(gathered.verdicts), gathered.missing, gathered.extra, {v: counts[v] for v in GRAVITY if counts[v]},
         fmean(errors) if errors else None, max(errors, default=None), median(errors) if errors else None,
-        fmean(one.largest) if one.largest else None, max(one.largest, default=None),
-        fmean(one.relative) if one.relative else None, one.nonfinite, one.mismatched,
+        fmean(gathered.largest) if gathered.largest else None, max(gathered.largest, default=None),
+        fmean(gathered.relative) if gathered.relative else None, gathered.nonfinite, gathered.mismatched,
         Share(sum(verdict in DRIFTS for verdict in decided), len(decided)),
         Share(sum(verdict == "flip" for verdict in decided), len(decided)),
-        max(one.errors, key=one.errors.__getitem__) if errors and max(errors) > 0 else None,
+        max(gathered.errors, key=gathered.errors.__getitem__) if errors and max(errors) > 0 else None,
     )  # fmt: skip
 
 
@@ -132,17 +132,17 @@ class ParameterSummary:
 
     def size(self, by: str) -> tuple[int, float, float]:
         """What to sort by, one of ORDERS: NaN and missing ones first, then the larger mean, then the largest."""
-        both = [one for one in (self.raw, self.scaled) if one is not None]
-        lost = sum(one.mismatched + one.missing for one in both) + sum(
-            one.counts.get("drift", 0) and one.error_mean is None for one in both
+        both = [summary for summary in (self.raw, self.scaled) if summary is not None]
+        lost = sum(summary.mismatched + summary.missing for summary in both) + sum(
+            summary.counts.get("drift", 0) and summary.error_mean is None for summary in both
         )
-        mean, most = (max(getattr(one, f"{by}_{which}") or 0.0 for one in both) for which in ("mean", "max"))
+        mean, most = (max(getattr(summary, f"{by}_{which}") or 0.0 for summary in both) for which in ("mean", "max"))
         return int(lost), mean, most
 
     @property
     def pattern(self) -> str:
         """The raw gradient's, or the scaled one's where that says more."""
-        both = [one.pattern for one in (self.raw, self.scaled) if one is not None]
+        both = [summary.pattern for summary in (self.raw, self.scaled) if summary is not None]
         return next((pattern for pattern in both if pattern != CLEAN), CLEAN)
 
 

@@ -46,9 +46,12 @@ def _head(result: SweepResult, width: int) -> list[str]:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(result).items())
     reused = f"; {result.reused} were done before" if result.reused else ""
     facts = [("cases", f"{len(result.rows)} of {len(result.cases)}" + (f": {counts}{reused}" if counts else ""))]
-    for one in result.findings if len(result.findings) > 1 else ():
+    for repeated in result.findings if len(result.findings) > 1 else ():
         facts.append(
-            ("first drift", f"{shown(one.place)}, by {one.introduced_by}, in {one.share}: {one.share.pattern}")
+            (
+                "first drift",
+                f"{shown(repeated.place)}, by {repeated.introduced_by}, in {repeated.share}: {repeated.share.pattern}",
+            )
         )
     facts += [("note", note) for note in (*result.notes, result.overlap) if note]
     for label, said in facts:
@@ -115,15 +118,15 @@ def _sites(sites: Sequence[SiteSummary], limit: int, width: int, unfold: bool) -
     """All sites by phase and in causal order; those that are equal to the bit everywhere are counted, or unfolded."""
     if not sites:
         return []
-    differing = [one for one in sites if unfold or set(one.counts) != {"same"} or one.missing or one.extra]
+    differing = [site for site in sites if unfold or set(site.counts) != {"same"} or site.missing or site.extra]
     ranked = sorted(range(len(differing)), key=lambda i: (not _matters(differing[i]), i))[: max(limit, 1)]
     kept = [differing[i] for i in sorted(ranked)]
     optional: list[tuple[str, Callable[[SiteSummary], str]]] = [
-        ("missing", lambda one: str(one.missing or "")),
-        ("only cand", lambda one: str(one.extra or "")),
-        ("NaN", lambda one: str(one.nonfinite or "")),
+        ("missing", lambda summary: str(summary.missing or "")),
+        ("only cand", lambda summary: str(summary.extra or "")),
+        ("NaN", lambda summary: str(summary.nonfinite or "")),
     ]
-    more = [(title, cell) for title, cell in optional if any(cell(one) for one in sites)]
+    more = [(title, cell) for title, cell in optional if any(cell(site) for site in sites)]
     head = (
         "phase",
         "site",
@@ -138,11 +141,13 @@ def _sites(sites: Sequence[SiteSummary], limit: int, width: int, unfold: bool) -
         "how often",
     )
     lines = [head]
-    for one in kept:
-        numbers = map(number, (one.error_mean, one.error_max, one.abs_mean, one.abs_max, one.rel_mean))
+    for summary in kept:
+        numbers = map(
+            number, (summary.error_mean, summary.error_max, summary.abs_mean, summary.abs_max, summary.rel_mean)
+        )
         lines.append((
-            one.phase, _name(one.name, one.port), str(one.cases), *numbers, *(cell(one) for _, cell in more),
-            _counts(one), _often(one),
+            summary.phase, _name(summary.name, summary.port), str(summary.cases), *numbers,
+            *(cell(summary) for _, cell in more), _counts(summary), _often(summary),
         ))  # fmt: skip
     same = len(sites) - len(differing)
     said = (
@@ -154,16 +159,16 @@ def _sites(sites: Sequence[SiteSummary], limit: int, width: int, unfold: bool) -
     return [*table, *said]
 
 
-def _matters(one: SiteSummary) -> bool:
-    return bool(one.missing) or any(verdict not in ("same", "noise") for verdict in one.counts)
+def _matters(summary: SiteSummary) -> bool:
+    return bool(summary.missing) or any(verdict not in ("same", "noise") for verdict in summary.counts)
 
 
-def _counts(one: SiteSummary) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in one.counts.items()) or "missing"
+def _counts(summary: SiteSummary) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items()) or "missing"
 
 
-def _often(one: SiteSummary) -> str:
-    share = one.drifts if one.drifts.count else one.flips
+def _often(summary: SiteSummary) -> str:
+    share = summary.drifts if summary.drifts.count else summary.flips
     return f"{share.percent} {share.pattern}" if share.count else ""
 
 
@@ -175,13 +180,13 @@ def _parameters(found: Sequence[ParameterSummary], limit: int, width: int) -> li
         "gradient of|mean err|max err|max/usual|mean abs|max abs|mean rel|scaled err|scaled abs|n|worst in|how often"
     )
     lines: list[Line] = [tuple(titles.split("|"))]
-    for one in found[: max(limit, 1)]:
-        raw, scaled = one.raw, one.scaled
+    for summary in found[: max(limit, 1)]:
+        raw, scaled = summary.raw, summary.scaled
         main = raw or scaled
         assert main is not None
         often = next((said for side in (raw, scaled) if side is not None and (said := _often(side))), "")
         lines.append((
-            _name(one.name, one.port), _number(raw, "error_mean"), _number(raw, "error_max"), _spread(main),
+            _name(summary.name, summary.port), _number(raw, "error_mean"), _number(raw, "error_max"), _spread(main),
             _number(raw, "abs_mean"), _number(raw, "abs_max"), _number(raw, "rel_mean"), _number(scaled, "error_mean"),
             _number(scaled, "abs_max"), str(main.cases), main.worst or "", often,
         ))  # fmt: skip
@@ -192,18 +197,18 @@ def _parameters(found: Sequence[ParameterSummary], limit: int, width: int) -> li
     ]
 
 
-def _number(one: SiteSummary | None, key: str) -> str:
-    return "" if one is None else number(getattr(one, key))
+def _number(summary: SiteSummary | None, key: str) -> str:
+    return "" if summary is None else number(getattr(summary, key))
 
 
-def _spread(one: SiteSummary) -> str:
+def _spread(summary: SiteSummary) -> str:
     """How far the worst case is from the usual one: a formula error is in every batch."""
-    if not one.error_usual or one.error_max is None:
+    if not summary.error_usual or summary.error_max is None:
         return ""
     return (
-        f"{one.error_max / one.error_usual:.1f}"
-        if one.error_max < 100 * one.error_usual
-        else f"{one.error_max / one.error_usual:.0f}"
+        f"{summary.error_max / summary.error_usual:.1f}"
+        if summary.error_max < 100 * summary.error_usual
+        else f"{summary.error_max / summary.error_usual:.0f}"
     )
 
 
@@ -236,8 +241,8 @@ def _steps(curve: Growth) -> list[Line]:
         moved = () if not curve.moved else (number(curve.apart[i] / curve.moved[i]) if curve.moved[i] else "",)
         exact: Line = ()
         if curve.reference is not None and curve.candidate is not None:
-            ours, theirs = curve.reference[i], curve.candidate[i]
-            exact = (number(ours), number(theirs), f"{theirs / ours:.2f}" if ours else "")
+            reference, candidate = curve.reference[i], curve.candidate[i]
+            exact = (number(reference), number(candidate), f"{candidate / reference:.2f}" if reference else "")
         lines.append((str(curve.steps[i]), number(curve.apart[i]), *moved, *exact))
     return lines
 

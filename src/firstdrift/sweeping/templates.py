@@ -143,8 +143,8 @@ def descendants(pid: int) -> list[int]:
             parent = int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(process.name))
     found = list(children.get(pid, ()))
-    for one in found:  # grows meanwhile
-        found += children.get(one, ())
+    for number in found:  # grows meanwhile
+        found += children.get(number, ())
     return found
 
 

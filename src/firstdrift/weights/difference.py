@@ -50,36 +50,36 @@ def diff_checkpoints(
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> CheckpointDifference:  # fmt: skip
     """Compare two checkpoints in any formats by their tensors' names, numbers and layouts."""
-    with open_checkpoint(reference) as ours, open_checkpoint(candidate) as theirs:
-        return compare(ours, theirs, advance)
+    with open_checkpoint(reference) as of_reference, open_checkpoint(candidate) as of_candidate:
+        return compare(of_reference, of_candidate, advance)
 
 
 def compare(
-    ours: Checkpoint, theirs: Checkpoint, advance: Callable[[int], None] = lambda nbytes: None
+    reference: Checkpoint, candidate: Checkpoint, advance: Callable[[int], None] = lambda nbytes: None
 ) -> CheckpointDifference:
     """Compare two open checkpoints."""
-    sides = _Sides(ours, theirs)
+    sides = _Sides(reference, candidate)
     found: dict[str, TensorDifference] = {}
     suspects = []
-    for name in ours.entries:
-        if name in theirs:
+    for name in reference.entries:
+        if name in candidate:
             one = _compared(sides, name)
             found[name] = one
             suspects += [name] if one.verdict == "drift" else []
-            advance(ours.entry(name).nbytes)
+            advance(reference.entry(name).nbytes)
     for name in suspects:
         found[name] = _explained(sides, name, found[name])
-    ours_only = [name for name in ours.entries if name not in found]
-    theirs_only = [name for name in theirs.entries if name not in ours]
-    for one in elsewhere(ours, theirs, ours_only, theirs_only):
+    reference_only = [name for name in reference.entries if name not in found]
+    candidate_only = [name for name in candidate.entries if name not in reference]
+    for one in elsewhere(reference, candidate, reference_only, candidate_only):
         found[one.name] = one
-    explained = {other for one in found.values() if one.verdict == "moved" for other in one.others}
-    twins = {name: twin for name in theirs_only if name not in explained and (twin := tied_to(theirs, name))}
-    left = tuple(in_natural_order(name for name in theirs_only if name not in explained and name not in twins))
-    tensors = tuple(found[name] for name in in_natural_order(ours.entries))
-    for side in (ours, theirs):
+    explained = {other for difference in found.values() if difference.verdict == "moved" for other in difference.others}
+    twins = {name: twin for name in candidate_only if name not in explained and (twin := tied_to(candidate, name))}
+    left = tuple(in_natural_order(name for name in candidate_only if name not in explained and name not in twins))
+    tensors = tuple(found[name] for name in in_natural_order(reference.entries))
+    for side in (reference, candidate):
         side.check_unchanged()
-    return CheckpointDifference(str(ours.path), str(theirs.path), tensors, left, twins)
+    return CheckpointDifference(str(reference.path), str(candidate.path), tensors, left, twins)
 
 
 def _compared(sides: _Sides, name: str) -> TensorDifference:
@@ -88,8 +88,8 @@ def _compared(sides: _Sides, name: str) -> TensorDifference:
     rounded, problem = _rounded(a, b, name)
     if problem is not None:
         return TensorDifference(name, "drift", problem, "dtype")
-    ours, theirs = sides.sums
-    ours[name], theirs[name] = crc32(np.ascontiguousarray(rounded)), crc32(np.ascontiguousarray(b))
+    reference, candidate = sides.sums
+    reference[name], candidate[name] = crc32(np.ascontiguousarray(rounded)), crc32(np.ascontiguousarray(b))
     if a.shape != b.shape:
         said = f"shape {list(a.shape)} in the reference, {list(b.shape)} in the candidate"
         return TensorDifference(name, "drift", said, "shape")
@@ -117,66 +117,70 @@ def _nan_on_both(a: Array, b: Array) -> str | None:
     """What is no number on either side, where the rest is the same: nobody knows what it should be."""
     if dtype_name(a.dtype) not in FLOATS or dtype_name(b.dtype) not in FLOATS:
         return None
-    ours, theirs = np.isnan(_wide(a)), np.isnan(_wide(b))
-    if not ours.any() or not np.array_equal(ours, theirs):
+    reference, candidate = np.isnan(_wide(a)), np.isnan(_wide(b))
+    if not reference.any() or not np.array_equal(reference, candidate):
         return None
-    rest = np.array_equal(_wide(a)[~ours], _wide(b)[~ours])
-    return f"{int(ours.sum())} of {a.size} elements are NaN on both sides" if rest else None
+    rest = np.array_equal(_wide(a)[~reference], _wide(b)[~reference])
+    return f"{int(reference.sum())} of {a.size} elements are NaN on both sides" if rest else None
 
 
 def _rounded(a: Array, b: Array, name: str) -> tuple[Array, str | None]:
     """The reference in the candidate's dtype, or why it cannot be had in it."""
-    ours, theirs = dtype_name(a.dtype), dtype_name(b.dtype)
-    if ours == theirs:
+    reference, candidate = dtype_name(a.dtype), dtype_name(b.dtype)
+    if reference == candidate:
         return a, None
-    if ours not in FLOATS or theirs not in FLOATS:
-        return a, f"dtype {ours} in the reference, {theirs} in the candidate"
+    if reference not in FLOATS or candidate not in FLOATS:
+        return a, f"dtype {reference} in the reference, {candidate} in the candidate"
     try:
-        return as_dtype(a, theirs, name)[0], None
+        return as_dtype(a, candidate, name)[0], None
     except FormatError:
-        return a, f"dtype {ours} in the reference, {theirs} in the candidate, which has no room for its values"
+        return a, f"dtype {reference} in the reference, {candidate} in the candidate, which has no room for its values"
 
 
-def _explained(sides: _Sides, name: str, one: TensorDifference) -> TensorDifference:
+def _explained(sides: _Sides, name: str, difference: TensorDifference) -> TensorDifference:
     """What happened to a tensor that differs: another's numbers, another layout, other values; or no more than that."""
     exchanged = _exchanged(sides, name)
     if exchanged is not None:
         return exchanged
-    if one.label == "dtype":
-        return one
+    if difference.label == "dtype":
+        return difference
     a, b = sides.reference.array(name), sides.candidate.array(name)
     if a.shape != b.shape:
         turned = _axes_exchanged(_rounded(a, b, name)[0], b)
         if turned is None:
-            return one
+            return difference
         label = "transpose" if a.ndim == 2 else "axis-order"
         said = "the matrix is transposed" if a.ndim == 2 else f"the axes are stored in the order {list(turned)}"
         options = TURNED if a.ndim == 2 else (("permute", turned),)
-        return TensorDifference(name, "drift", f"{said} ({one.sentence})", label, line=map_line(name, (name,), options))
+        return TensorDifference(
+            name, "drift", f"{said} ({difference.sentence})", label, line=map_line(name, (name,), options)
+        )
     sides.explained += 1
     cause = _cause(name, a, b, EVERYTHING if sides.explained <= FULLY_EXPLAINED else LAYOUTS)
     if cause is None:
-        return one
+        return difference
     layout = other_layout(_rounded(a, b, name)[0], b) if cause.label in LAYOUT_LABELS else None
     line = None if layout is None else map_line(name, (name,), layout)
-    return TensorDifference(name, "drift", f"{cause.sentence} ({one.sentence})", cause.label, one.error, line=line)
+    return TensorDifference(
+        name, "drift", f"{cause.sentence} ({difference.sentence})", cause.label, difference.error, line=line
+    )
 
 
 def _exchanged(sides: _Sides, name: str) -> TensorDifference | None:
     """The numbers of another tensor, when it is one other alone that has them."""
-    ours, theirs = sides.sums
-    if name not in theirs or constant(sides.candidate.array(name)):
+    reference, candidate = sides.sums
+    if name not in candidate or constant(sides.candidate.array(name)):
         return None
     shape = sides.candidate.entry(name).shape
     same = [
         other
-        for other, crc in ours.items()
-        if other != name and crc == theirs[name] and sides.reference.entry(other).shape == shape
+        for other, crc in reference.items()
+        if other != name and crc == candidate[name] and sides.reference.entry(other).shape == shape
     ]
     if len(same) != 1:
         return None
     (other,) = same
-    if theirs.get(other) == ours[name]:
+    if candidate.get(other) == reference[name]:
         line = map_line(name, (other,))
         return TensorDifference(name, "drift", f"exchanged with {other}", "weight-swap", None, (other,), line)
     return TensorDifference(name, "drift", f"these are the numbers of {other}", "wrong-weight", None, (other,))
@@ -209,9 +213,9 @@ HEAD = """# {reference} for a model whose tensors are called as in {candidate}, 
 
 def map_of_difference(found: CheckpointDifference) -> str:
     """The map as YAML, what it could not say as comments at its end. The reference's names stand on the left."""
-    lines = {one.name: one.line for one in found.tensors if one.line is not None}
+    lines = {tensor.name: tensor.line for tensor in found.tensors if tensor.line is not None}
     tied = _tied(lines, found.candidate_tied)
-    names = [one.name for one in found.tensors]
+    names = [tensor.name for tensor in found.tensors]
     head = HEAD.format(reference=comment(found.reference), candidate=comment(found.candidate))
     body = map_text(tied, names, [*_doubts(found.tensors), *_unused(found.candidate_only)])
     return head + body.lstrip("\n")
@@ -222,25 +226,25 @@ def _tied(lines: Mapping[str, MapLine], twins: Mapping[str, str]) -> list[MapLin
     found = list(lines.values())
     for name, twin in twins.items():
         own, further = map_line(twin).source, map_line(name).source
-        whole = [one for one in found if own in one.targets and not {"split", "join"} & dict(one.options).keys()]
+        whole = [line for line in found if own in line.targets and not {"split", "join"} & dict(line.options).keys()]
         if whole:
             options = {**dict(whole[0].options), "tie": True}
             one = replace(whole[0], targets=(*whole[0].targets, further), options=tuple(options.items()))
             found[found.index(whole[0])] = one
-        elif not any(own in one.targets for one in found):
+        elif not any(own in line.targets for line in found):
             found.append(map_line(twin, (twin, name), (("tie", True),)))
     return found
 
 
 def _doubts(tensors: tuple[TensorDifference, ...]) -> list[str]:
     said = []
-    for one in tensors:
-        if one.verdict == "missing":
-            said.append(f"{one.name}: {one.sentence}; write a line for it, or null to drop it")
-        elif one.label == "weight-swap":
-            said.append(f"{one.name}: {one.sentence}; keep its line only if the names are meant so")
-        elif one.verdict == "drift" and one.line is None:
-            said.append(f"{one.name}: differs, and no other layout explains it: {one.sentence}")
+    for tensor in tensors:
+        if tensor.verdict == "missing":
+            said.append(f"{tensor.name}: {tensor.sentence}; write a line for it, or null to drop it")
+        elif tensor.label == "weight-swap":
+            said.append(f"{tensor.name}: {tensor.sentence}; keep its line only if the names are meant so")
+        elif tensor.verdict == "drift" and tensor.line is None:
+            said.append(f"{tensor.name}: differs, and no other layout explains it: {tensor.sentence}")
     return said
 
 

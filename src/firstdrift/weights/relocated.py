@@ -27,27 +27,29 @@ from .loading.map_lines import (
 
 
 def elsewhere(
-    ours: Checkpoint, theirs: Checkpoint, ours_only: list[str], theirs_only: list[str]
+    reference: Checkpoint, candidate: Checkpoint, reference_only: list[str], candidate_only: list[str]
 ) -> Iterator[TensorDifference]:
     """What became of every tensor that only the reference has by name."""
-    read_ours, read_theirs = _cached(ours, ours_only), _cached(theirs, theirs_only)
-    left = list(theirs_only)
+    read_reference, read_candidate = _cached(reference, reference_only), _cached(candidate, candidate_only)
+    left = list(candidate_only)
     fused: dict[str, Whole] = {}
-    for name in theirs_only:
-        whole = find_whole(name, read_theirs(name), [one for one in ours_only if one not in fused], read_ours)
+    for name in candidate_only:
+        whole = find_whole(
+            name, read_candidate(name), [one for one in reference_only if one not in fused], read_reference
+        )
         if whole is not None:
             left.remove(name)
             fused |= dict.fromkeys(whole.parts, whole)
     found: dict[str, TensorDifference] = {}
-    for name in ours_only:
-        one = _moved(name, fused.get(name), left, read_ours, read_theirs)
+    for name in reference_only:
+        one = _moved(name, fused.get(name), left, read_reference, read_candidate)
         if one is not None:
             found[name] = one
             left = [other for other in left if other not in one.others]
-    silent = [name for name in ours_only if name not in found]
-    found |= _constants(silent, left, read_ours, read_theirs, _same_layers(ours, theirs, found))
-    for name in ours_only:
-        yield found.get(name) or _tied(ours, theirs, name, found)
+    silent = [name for name in reference_only if name not in found]
+    found |= _constants(silent, left, read_reference, read_candidate, _same_layers(reference, candidate, found))
+    for name in reference_only:
+        yield found.get(name) or _tied(reference, candidate, name, found)
 
 
 def tied_to(checkpoint: Checkpoint, name: str) -> str | None:
@@ -72,7 +74,7 @@ def constant(array: Array) -> bool:
 
 
 def _moved(
-    name: str, whole: Whole | None, left: list[str], read_ours: Read, read_theirs: Read
+    name: str, whole: Whole | None, left: list[str], read_reference: Read, read_candidate: Read
 ) -> TensorDifference | None:
     if whole is not None:
         turned = ", transposed" if whole.turned else ""
@@ -85,22 +87,28 @@ def _moved(
             f"part {whole.parts.index(name) + 1} of {len(whole.parts)} of {whole.name}, joined along axis {whole.axis}"
         )
         return TensorDifference(name, "moved", said + turned, "fused", None, (whole.name,), line)
-    split = find_whole(name, read_ours(name), left, read_theirs)
+    split = find_whole(name, read_reference(name), left, read_candidate)
     if split is None:
         return None
     return TensorDifference(name, "moved", str(split), "split", None, split.parts, splitting(split))
 
 
 def _constants(
-    ours_only: list[str], theirs_only: list[str], read_ours: Read, read_theirs: Read, same: dict[str, str]
+    reference_only: list[str],
+    candidate_only: list[str],
+    read_reference: Read,
+    read_candidate: Read,
+    same: dict[str, str],
 ) -> dict[str, TensorDifference]:
     """Biases of zeros and norms of ones: equal numbers whose names say which is which, or nothing does."""
 
     def fits(one: Layer, other: Layer) -> bool:
         pairs = one.shared(other)
-        return bool(pairs) and all(same_bits(read_ours(a.name), read_theirs(b.name)) for a, b in pairs)
+        return bool(pairs) and all(same_bits(read_reference(a.name), read_candidate(b.name)) for a, b in pairs)
 
-    pairs, options = pair_layers(_silent(ours_only, read_ours), _silent(theirs_only, read_theirs), fits, same)
+    pairs, options = pair_layers(
+        _silent(reference_only, read_reference), _silent(candidate_only, read_candidate), fits, same
+    )
     found = {
         a.name: TensorDifference(
             a.name, "moved", f"is called {b.name}", "renamed", None, (b.name,), map_line(a.name, (b.name,))
@@ -120,16 +128,18 @@ def _silent(names: list[str], read: Read) -> list[Layer]:
     return layers_of(Tensor(name, read(name).shape) for name in names if constant(read(name)))
 
 
-def _same_layers(ours: Checkpoint, theirs: Checkpoint, found: dict[str, TensorDifference]) -> dict[str, str]:
+def _same_layers(reference: Checkpoint, candidate: Checkpoint, found: dict[str, TensorDifference]) -> dict[str, str]:
     """Layers that are known to be each other: by a name that both have, or by numbers."""
-    known = {parted(name)[0]: parted(name)[0] for name in ours.entries if name in theirs}
+    known = {parted(name)[0]: parted(name)[0] for name in reference.entries if name in candidate}
     moved = [one for one in found.values() if one.label == "renamed" or (one.label == "split" and len(one.others) == 1)]
     return known | {parted(one.name)[0]: parted(one.others[0])[0] for one in moved}
 
 
-def _tied(ours: Checkpoint, theirs: Checkpoint, name: str, found: dict[str, TensorDifference]) -> TensorDifference:
-    twin = tied_to(ours, name)
-    if twin is not None and (twin in theirs or (twin in found and found[twin].verdict == "moved")):
+def _tied(
+    reference: Checkpoint, candidate: Checkpoint, name: str, found: dict[str, TensorDifference]
+) -> TensorDifference:
+    twin = tied_to(reference, name)
+    if twin is not None and (twin in candidate or (twin in found and found[twin].verdict == "moved")):
         said = f"is the same as {twin}, which stands for both"
         return TensorDifference(name, "moved", said, "tied", None, (twin,), map_line(name))
     return TensorDifference(name, "missing", "the candidate has no such tensor")

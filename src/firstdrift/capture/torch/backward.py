@@ -43,7 +43,7 @@ class Backward:
         self.scaler = scaler
         self.passes = 0  # in this step
         self.running = False
-        self.ours = False  # whether the pass that runs has come through this model
+        self.reference = False  # whether the pass that runs has come through this model
         self.graded: list[torch.Tensor] = []  # parameters that had a gradient after the last pass
         self._pending: dict[Site, _Pending] = {}
         self._watched: dict[int, tuple[weakref.ref[torch.Tensor], int | None, list[Site]]] = {}
@@ -116,7 +116,7 @@ class Backward:
 
     def begin(self, roots: tuple[torch.Tensor, ...]) -> None:
         """A backward pass begins at these tensors."""
-        self.running, self.ours = True, False
+        self.running, self.reference = True, False
         self._before = self._gradients()
         if not self.run.recording:
             return
@@ -130,11 +130,11 @@ class Backward:
     def end(self, *, whole: bool) -> None:
         """A backward pass has ended."""
         self.running = False
-        if whole and (self.ours or self._before != self._gradients()):
+        if whole and (self.reference or self._before != self._gradients()):
             if self.run.recording:
                 self._record_loss()
                 self._keep_raw_gradients()
-            self.graded = [one for one in self.run.model.parameters() if one.grad is not None]
+            self.graded = [parameter for parameter in self.run.model.parameters() if parameter.grad is not None]
             self.passes += 1
         self._losses = ()
 
@@ -205,7 +205,7 @@ class Backward:
     def _record_flow(self, sites: list[Site], gradient: torch.Tensor) -> None:
         if not self.running or sites[0].step != self.run.step:
             return
-        self.ours = True
+        self.reference = True
         for site in sites:
             pending = self._pending.pop(site, None)
             if pending is not None:
@@ -248,7 +248,7 @@ class Backward:
 
     def _gradients(self) -> list[tuple[int, int | None] | None]:
         """Which gradients the parameters have, and how often each was added to: what a pass of this model changes."""
-        found = (one.grad for one in self.run.model.parameters())
+        found = (parameter.grad for parameter in self.run.model.parameters())
         return [None if gradient is None else (id(gradient), version_of(gradient)) for gradient in found]
 
     def _raw_gradient(self, site: Site, parameter: torch.Tensor) -> Kept | str:

@@ -145,8 +145,10 @@ def _signature(forward: Any) -> tuple[list[str], str]:
     except (TypeError, ValueError):
         return [], "args"
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-    return [one.name for one in parameters if one.kind in kinds], rest
+    rest = next(
+        (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_POSITIONAL), "args"
+    )
+    return [parameter.name for parameter in parameters if parameter.kind in kinds], rest
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -285,7 +285,7 @@ class Tracing:
         return self._fed > 0 and (self.backward.passes == 0 or self._gradients_are_cleared())
 
     def _gradients_are_cleared(self) -> bool:
-        return all(one.grad is None or _is_zero(one.grad) for one in self.backward.graded)
+        return all(tensor.grad is None or _is_zero(tensor.grad) for tensor in self.backward.graded)
 
     def _begin_step(self) -> None:
         self._end_step()

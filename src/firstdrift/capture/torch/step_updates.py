@@ -121,7 +121,9 @@ class Updates:
         """Record parameters and buffers as a step finds them."""
         self._record("weight")
         if not self.optimizers:
-            self._buffers = {(one.module, one.port): one.tensor.clone() for one in self._buffers_to_watch()}
+            self._buffers = {
+                (parameter.module, parameter.port): parameter.tensor.clone() for parameter in self._buffers_to_watch()
+            }
 
     def end_step(self) -> None:
         """Say of optimizers that did not step that there is nothing they saw; record what a pass alone changed."""
@@ -135,8 +137,8 @@ class Updates:
 
     def _buffers_to_watch(self) -> list[Parameter]:
         buffers = [item for item in parameters_of(self.run.model) if item.is_buffer]
-        usual = [one for one in buffers if is_fake(one.tensor) or without_values(one.tensor) is None]
-        return [one for one in usual if one.tensor.numel() <= SMALL]
+        usual = [buffer for buffer in buffers if is_fake(buffer.tensor) or without_values(buffer.tensor) is None]
+        return [parameter for parameter in usual if parameter.tensor.numel() <= SMALL]
 
     def _changed(self, item: Parameter) -> bool:
         before = self._buffers.get((item.module, item.port))
@@ -192,7 +194,9 @@ class Updates:
 
     def _settings(self, optimizer: Optimizer) -> dict[str, Json]:
         """An optimizer as its step finds it: each group's settings, its parameters, and how many steps it has made."""
-        names = {id(one.tensor): [one.module, one.port] for one in parameters_of(self.run.model)}
+        names = {
+            id(parameter.tensor): [parameter.module, parameter.port] for parameter in parameters_of(self.run.model)
+        }
         groups: list[Json] = []
         for group in optimizer.param_groups:
             counts = (optimizer.state.get(one, {}).get("step", 0) for one in group["params"])

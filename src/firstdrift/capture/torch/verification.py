@@ -53,7 +53,9 @@ class Verification:
             now = _bytes(found)
             ports = [port for port, *_ in now] or ["out"]
             self._differing = [
-                port for port, ours, theirs in zip(ports, now, self._expected, strict=False) if ours != theirs
+                port
+                for port, reference, candidate in zip(ports, now, self._expected, strict=False)
+                if reference != candidate
             ]
             if len(now) != len(self._expected):
                 self._differing = ports

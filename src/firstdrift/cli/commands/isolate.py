@@ -50,10 +50,10 @@ def command(
 
 def text_of(found: Isolated) -> str:
     """The table of figures, and the conclusion under it."""
-    rows = [HEAD, *(_row(one) for one in found.figures)]
+    rows = [HEAD, *(_row(figure) for figure in found.figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    forward = next((one for one in found.figures if one.site.phase == "fwd"), None)
+    forward = next((figure for figure in found.figures if figure.site.phase == "fwd"), None)
     said = [] if forward is None else [_operation(found, forward)]
     return "\n".join([*said, *(line.rstrip() for line in lines if found.figures), f"{found.verdict}: {found.sentence}"])
 
@@ -62,6 +62,11 @@ def _operation(found: Isolated, forward: Figures) -> str:
     return f"{found.module or 'the model'}: {forward.operation}, computed in float64 from the candidate's inputs"
 
 
-def _row(one: Figures) -> tuple[str, ...]:
-    own = "" if one.own is None else f"{one.own:.1e}"
-    return (str(one.site), *(f"{x:.1e}" for x in (one.total, one.inherited, one.introduced)), own, f"{one.noise:.1e}")
+def _row(figures: Figures) -> tuple[str, ...]:
+    own = "" if figures.own is None else f"{figures.own:.1e}"
+    return (
+        str(figures.site),
+        *(f"{x:.1e}" for x in (figures.total, figures.inherited, figures.introduced)),
+        own,
+        f"{figures.noise:.1e}",
+    )

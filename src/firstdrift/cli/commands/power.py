@@ -47,7 +47,10 @@ def command(
 
 def _text(found: Power) -> str:
     """A line a tensor, and what to remember."""
-    rows = [(one.site.phase, _place(one.site), _size(one.everywhere), _size(one.in_part)) for one in found.sites]
+    rows = [
+        (visible.site.phase, _place(visible.site), _size(visible.everywhere), _size(visible.in_part))
+        for visible in found.sites
+    ]
     head = ("phase", "site", "everywhere", "row or column")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(4)]
     lines = [
@@ -63,7 +66,7 @@ def _summary(found: Power) -> str:
 
 
 def _found(found: Power) -> str:
-    seen = [one for one in found.sites if one.everywhere is not None]
+    seen = [site for site in found.sites if site.everywhere is not None]
     noise = "calibrated noise" if found.calibrated else "the noise of the two traces" if found.pair else "usual noise"
     if not seen:
         return f"with {noise}, no error would be found anywhere"

@@ -42,7 +42,7 @@ def verify(model: str, checkpoint: str, map_file: str | None, cast: bool, as_jso
     from ...weights.loading.load import opened, populate
 
     built = _model(model)
-    size = sum(one.tensor.nbytes for one in destinations(built))
+    size = sum(destination.tensor.nbytes for destination in destinations(built))
     try:
         with opened(checkpoint) as source, progress("verifying", size) as advance:
             loaded = populate(built, source, map_file, cast=cast, dry=True, advance=advance)
@@ -90,9 +90,9 @@ def compare_checkpoints(
     from ...weights.difference import compare
     from ...weights.open_checkpoint import open_checkpoint
 
-    ours, theirs = open_checkpoint(reference), open_checkpoint(candidate)
-    with ours, theirs, progress("comparing", ours.nbytes) as advance:
-        found = compare(ours, theirs, advance)
+    of_reference, of_candidate = open_checkpoint(reference), open_checkpoint(candidate)
+    with of_reference, of_candidate, progress("comparing", of_reference.nbytes) as advance:
+        found = compare(of_reference, of_candidate, advance)
     if as_json:
         print_json(found.to_json())
     else:
@@ -158,9 +158,9 @@ def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str,
 
 def _text(found: CheckpointDifference, limit: int) -> str:
     """What is not the same, a line each, and the verdict."""
-    told = [one for one in found.tensors if one.verdict != "same"]
-    width = max((len(shown(one.name)) for one in told[:limit]), default=0)
-    lines = [_line(one, width) for one in told[:limit]]
+    told = [tensor for tensor in found.tensors if tensor.verdict != "same"]
+    width = max((len(shown(difference.name)) for difference in told[:limit]), default=0)
+    lines = [_line(difference, width) for difference in told[:limit]]
     lines += [f"... and {len(told) - limit} more; --json has all"] if len(told) > limit else []
     lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:limit]]
     return "\n".join([*lines, _verdict(found)])
@@ -171,6 +171,6 @@ def _verdict(found: CheckpointDifference) -> str:
     return f"{found.verdict}: {counts}"
 
 
-def _line(one: TensorDifference, width: int) -> str:
-    label = f" [{one.label}]" if one.label else ""
-    return f"{one.verdict:<8} {shown(one.name):<{width}}  {shown(one.sentence)}{label}".rstrip()
+def _line(difference: TensorDifference, width: int) -> str:
+    label = f" [{difference.label}]" if difference.label else ""
+    return f"{difference.verdict:<8} {shown(difference.name):<{width}}  {shown(difference.sentence)}{label}".rstrip()

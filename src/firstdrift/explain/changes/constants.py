@@ -110,7 +110,7 @@ def usual(rerun: Rerun, value: float) -> list[float]:
     some = [float(size) for size in sizes if size > 1][:MOST_SIZES]
     found += [one for size in some for one in (size, 1 / size, value * size, value / size)]
     found += [one for size in some for one in (value * size / (size - 1), value * (size - 1) / size)]
-    found += [one.value for number in rerun.calls for one in constants(Around(rerun, number))]
+    found += [constant.value for number in rerun.calls for constant in constants(Around(rerun, number))]
     return list(dict.fromkeys(found))
 
 
@@ -142,16 +142,18 @@ def _label(around: Around, name: str, value: float) -> str:
 
 def without(around: Around) -> Iterator[Change]:
     """A number that is added or multiplied with is not there."""
-    for one in constants(around):
+    for constant in constants(around):
         neutral = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}.get(around.op)
-        is_term = one.name == "alpha"  # which is left out as an operand
-        if neutral is not None and one.value != neutral and around.kind == "f" and not is_term:
+        is_term = constant.name == "alpha"  # which is left out as an operand
+        if neutral is not None and constant.value != neutral and around.kind == "f" and not is_term:
             word = "added" if neutral == 0 else "there"
-            said = f"{plainly(one.value)} of {around.written} is not {word}"
-            parameters = {"value": neutral, "reference_value": one.value}
-            back = one.said(one.value).split(" instead")[0] + ", which the reference does not do"
-            yield Change(f"without {one.name}", one.label, said, one.edit(neutral), 2.0, parameters=parameters,
-                         undone=back)  # fmt: skip
+            said = f"{plainly(constant.value)} of {around.written} is not {word}"
+            parameters = {"value": neutral, "reference_value": constant.value}
+            back = constant.said(constant.value).split(" instead")[0] + ", which the reference does not do"
+            edit = constant.edit(neutral)
+            yield Change(
+                f"without {constant.name}", constant.label, said, edit, 2.0, parameters=parameters, undone=back
+            )
 
 
 def settings(around: Around) -> Iterator[Change]:
@@ -168,18 +170,18 @@ def settings(around: Around) -> Iterator[Change]:
                              undone=back)  # fmt: skip
 
 
-def _others(around: Around, name: str, one: Setting) -> Iterator[object]:
-    if isinstance(one.value, bool):
-        yield not one.value
+def _others(around: Around, name: str, setting: Setting) -> Iterator[object]:
+    if isinstance(setting.value, bool):
+        yield not setting.value
     elif name in CHOICES:
         yield from CHOICES[name]
     elif name in ("dim", "dims") and around.tensors:
-        yield from _axes(around, one.value)
+        yield from _axes(around, setting.value)
     elif name == "group":
         channels = around.rerun.shape(around.tensors[0])[1]
         yield from (count for count in range(1, channels + 1) if channels % count == 0)
-    elif isinstance(one.value, int) and one.kind in ("int", "Optional[int]", "number") and name != "alpha":
-        yield from (one.value + by for by in (1, -1, 2, -2) if not one.value < 0 <= one.value + by)
+    elif isinstance(setting.value, int) and setting.kind in ("int", "Optional[int]", "number") and name != "alpha":
+        yield from (setting.value + by for by in (1, -1, 2, -2) if not setting.value < 0 <= setting.value + by)
         yield from (_other_end(around),) if name == "diagonal" else ()
 
 

@@ -64,7 +64,7 @@ def _scale_of(around: Around, name: str) -> str:
 
 def _in_groups(around: Around, x: Ref, shape: Sequence[int]) -> Iterator[Change]:
     size = shape[-1]
-    for groups in (one for one in range(2, size // 2 + 1) if size % one == 0):
+    for groups in (number for number in range(2, size // 2 + 1) if size % number == 0):
         parts = (*shape[:-1], groups, size // groups)
         edit = around.instead(
             made_by("reshape.default", x, parts), made_by(REDUCTIONS[around.op], local(0), (-1,), True),
@@ -83,7 +83,7 @@ def norms(around: Around) -> Iterator[Change]:
     if around.op == "native_layer_norm":
         shape, size = around.rerun.shape(x), around.rerun.shape(x)[-1]
         _, _, weight, bias, eps = around.call.args
-        for groups in (one for one in range(2, size // 2 + 1) if size % one == 0):
+        for groups in (number for number in range(2, size // 2 + 1) if size % number == 0):
             parts = (*shape[:-1], groups, size // groups)
             calls = [made_by("reshape.default", x, parts),
                      made_by("native_layer_norm.default", local(0), (size // groups,), None, None, eps),
@@ -260,9 +260,9 @@ def pads(around: Around) -> Iterator[Change]:
         return
     x, amounts = around.call.args[:2]
     assert isinstance(amounts, tuple | list)
-    sizes = [int(one) for one in amounts]
+    sizes = [int(amount) for amount in amounts]
     sums = [sizes[at] + sizes[at + 1] for at in range(0, len(sizes), 2)]
-    for firsts in islice(product(*(range(one + 1) for one in sums)), MOST_PADS):
+    for firsts in islice(product(*(range(number + 1) for number in sums)), MOST_PADS):
         now = tuple(size for first, both in zip(firsts, sums, strict=True) for size in (first, both - first))
         if list(now) != sizes:
             edit = around.given(1, now)

@@ -25,7 +25,7 @@ def merges(around: Around) -> Iterator[Change]:
     for start, count, parts in _blocks(source, around.shape):
         if count > 1 and len(parts) == 1:
             for order in _others(count):
-                axes = (*range(start), *(start + one for one in order), *range(start + count, len(source)))
+                axes = (*range(start), *(start + number for number in order), *range(start + count, len(source)))
                 edit = around.instead(
                     made_by("permute.default", x, axes), made_by("reshape.default", local(0), around.shape)
                 )
@@ -34,9 +34,9 @@ def merges(around: Around) -> Iterator[Change]:
                 yield Change(f"merge {order}", label, said, edit, 5.0, parameters={"order": list(order)})
         if count == 1 and len(parts) > 1:
             for order in _others(len(parts)):
-                sizes = (*source[:start], *(parts[one] for one in order), *source[start + 1 :])
-                back = [order.index(one) for one in range(len(order))]
-                axes = (*range(start), *(start + one for one in back), *range(start + len(parts), len(sizes)))
+                sizes = (*source[:start], *(parts[number] for number in order), *source[start + 1 :])
+                back = [order.index(number) for number in range(len(order))]
+                axes = (*range(start), *(start + number for number in back), *range(start + len(parts), len(sizes)))
                 edit = around.instead(made_by("reshape.default", x, sizes), made_by("permute.default", local(0), axes))
                 said = f"axis {start} is split into {'x'.join(map(str, parts))} in the order {order}"
                 label = merge_label(around, tuple(parts[one] for at, one in enumerate(order) if at != one))
@@ -73,7 +73,7 @@ def turns(around: Around) -> Iterator[Change]:
     if len(source) > MOST_AXES + 1:
         return
     for order in permutations(range(len(source))):
-        if tuple(source[one] for one in order) == around.shape:
+        if tuple(source[number] for number in order) == around.shape:
             label = "transpose" if len(source) == 2 else "axis-order"
             edit = around.instead(made_by("permute.default", x, order))
             yield Change(
@@ -104,14 +104,14 @@ def parts(around: Around) -> Iterator[Change]:
         return
     for order in _others(count):
         said = f"the {count} parts are taken in the order {order}"
-        edit = around.instead(around.call, results=tuple(local(0, one) for one in order))
+        edit = around.instead(around.call, results=tuple(local(0, number) for number in order))
         yield Change(f"parts {order}", parts_label(around, count), said, edit, 3.0, parameters={"order": list(order)})
     if around.op != "unbind":
         x = around.tensors[0]
         axes = [axis for axis, (a, b) in enumerate(zip(around.rerun.shape(x), around.shape, strict=True)) if a != b]
         for axis in axes[:1]:
-            calls = tuple(made_by("slice.Tensor", x, axis, one, None, count) for one in range(count))
-            edit = around.instead(*calls, results=tuple(local(one) for one in range(count)))
+            calls = tuple(made_by("slice.Tensor", x, axis, number, None, count) for number in range(count))
+            edit = around.instead(*calls, results=tuple(local(number) for number in range(count)))
             said = f"{count} interleaved parts instead of {count} consecutive ones"
             yield Change("interleaved", interleave_label(around), said, edit, 4.0)
             yield from _in_blocks(around, axis)
@@ -122,7 +122,7 @@ def _in_blocks(around: Around, axis: int) -> Iterator[Change]:
     x, count = around.tensors[0], len(around.call.results)
     shape = around.rerun.shape(x)
     size = shape[axis] // count
-    for block in (one for one in range(2, size) if size % one == 0):
+    for block in (number for number in range(2, size) if size % number == 0):
         read = made_by("reshape.default", x, (*shape[:axis], size // block, count, block, *shape[axis + 1 :]))
         calls = [read]
         for at in range(count):
@@ -141,7 +141,7 @@ def joins(around: Around) -> Iterator[Change]:
     if not 1 < len(tensors) <= MOST_PARTS:
         return
     for order in _others(len(tensors)):
-        edit = around.given(0, tuple(tensors[one] for one in order))
+        edit = around.given(0, tuple(tensors[number] for number in order))
         yield Change(
             f"join {order}",
             "concat-order",
@@ -150,7 +150,7 @@ def joins(around: Around) -> Iterator[Change]:
             4.0,
             parameters={"order": list(order)},
         )
-    if around.op == "cat" and len({around.rerun.shape(one) for one in tensors}) == 1:
+    if around.op == "cat" and len({around.rerun.shape(tensor) for tensor in tensors}) == 1:
         axis = around.call.args[1] if len(around.call.args) > 1 else 0
         assert isinstance(axis, int)
         axis %= len(around.shape)
@@ -168,7 +168,7 @@ def repeats(around: Around) -> Iterator[Change]:
         return
     ref, axis, times = source
     label = "gqa-order" if ATTENTION & {base(call) for call in around.rerun.calls.values()} else "interleave"
-    sizes = tuple(times if one == axis else 1 for one in range(len(around.shape)))
+    sizes = tuple(times if number == axis else 1 for number in range(len(around.shape)))
     whole = around.instead(made_by("repeat.default", ref, sizes))
     each = around.instead(made_by("repeat_interleave.self_int", ref, times, axis))
     yield Change("tiled", label, "the whole is repeated instead of each one", whole, 3.0)
@@ -262,7 +262,7 @@ def rolls(around: Around) -> Iterator[Change]:
     if around.op != "roll":
         return
     shifts = around.call.args[1]
-    back = tuple(-one for one in shifts) if isinstance(shifts, tuple | list) else shifts
+    back = tuple(-shift for shift in shifts) if isinstance(shifts, tuple | list) else shifts
     yield Change("back", "index-shift", "rolled the other way", around.given(1, back), 3.0)
     yield Change("unrolled", "index-shift", "not rolled", around.passing(around.tensors[0]), 3.0)
 

@@ -32,12 +32,12 @@ Settings = Mapping[str, float]
 def rates(rerun: Rerun) -> Iterator[Constant]:
     """The settings that two or more numbers of a step follow from."""
     calls = [Around(rerun, number) for number in rerun.calls]
-    known = [one for around in calls if around.call.part == "optimizer" for one in constants(around)]
-    groups = [group for one in rerun.step.optimizers for group in one.get("groups", ())]
+    known = [constant for around in calls if around.call.part == "optimizer" for constant in constants(around)]
+    groups = [group for optimizer in rerun.step.optimizers for group in optimizer.get("groups", ())]
     every = [_settings(group, rerun.step.number + 1) for group in groups]
     for settings in every:
         for name in settings:
-            ways = [(one, some) for one in known if (some := _found(one, name, settings))]
+            ways = [(constant, some) for constant in known if (some := _found(constant, name, settings))]
             for taken in islice(product(*(some for _, some in ways)), MOST_WAYS):  # a number may come of two by chance
                 follow = [(one, way) for (one, _), way in zip(ways, taken, strict=True)]
                 if len({one.around.number for one, _ in follow}) > 1:
@@ -72,14 +72,16 @@ def _ways(now: Settings) -> Iterator[tuple[str, float]]:
     yield "lr one two count", lr * sqrt(max(second, 0.0)) / first if first else 0.0
 
 
-def _found(one: Constant, name: str, settings: Settings) -> list[tuple[int, float]]:
+def _found(constant: Constant, name: str, settings: Settings) -> list[tuple[int, float]]:
     """The ways that give a number, of those that a setting takes part in, and its sign; with the rate first where it is
     the parameter that is moved."""
-    is_moved = role(one.around.rerun, one.around.tensors[0]) == PARAMETER if one.around.tensors else False
+    is_moved = (
+        role(constant.around.rerun, constant.around.tensors[0]) == PARAMETER if constant.around.tensors else False
+    )
     found = [
-        (("lr" in names) != is_moved, at, 1.0 if one.value * made > 0 else -1.0)
+        (("lr" in names) != is_moved, at, 1.0 if constant.value * made > 0 else -1.0)
         for at, (names, made) in enumerate(_ways(settings))
-        if name in names.split() and made and abs(abs(one.value) - abs(made)) <= NEAR * abs(made)
+        if name in names.split() and made and abs(abs(constant.value) - abs(made)) <= NEAR * abs(made)
     ]
     return [(at, sign) for _, at, sign in sorted(found)]
 

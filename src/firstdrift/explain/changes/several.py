@@ -149,7 +149,9 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
 def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
     """Labels of a sequence moved against what they are held against; the one that none is left for does not count."""
     shape = rerun.shape(ref)
-    losses = [one for one in Around(rerun, rerun.readers[ref][0]).behind(frozenset()) if one.op == "nll_loss_forward"]
+    losses = [
+        around for around in Around(rerun, rerun.readers[ref][0]).behind(frozenset()) if around.op == "nll_loss_forward"
+    ]
     if rerun.kind(ref) != "i" or not shape or shape[-1] < 2 or not losses:
         return
     ignored = losses[0].call.args[4]
@@ -263,7 +265,7 @@ def _is_before(around: Around, ref: Ref) -> bool:
 def exchanged(rerun: Rerun) -> Iterator[Change]:
     """Two values that are made alike stand in each other's place, wherever they are read."""
     makers = [Around(rerun, number) for number in rerun.calls if base(rerun.calls[number]) not in TRIVIAL]
-    made = [(one.op, one.shape, one.kind) for one in makers]
+    made = [(maker.op, maker.shape, maker.kind) for maker in makers]
     pairs = ((a, b) for at, a in enumerate(makers) for b in makers[at + 1 :] if made[at] == (b.op, b.shape, b.kind))
     for one, other in islice(pairs, MOST_EXCHANGED):
         if other.depends(other.result, one.result):

@@ -64,15 +64,15 @@ def _before(rerun: Rerun, ref: Ref) -> Array | None:
 
 def complements(around: Around) -> Iterator[Change]:
     """An average keeps as much as it should take."""
-    for one in constants(around) if around.op == "lerp" else ():
-        if one.name == "weight" and 0 < one.value < 1 and one.value != 0.5:
-            change = one.change(1 - one.value, free=0)
+    for constant in constants(around) if around.op == "lerp" else ():
+        if constant.name == "weight" and 0 < constant.value < 1 and constant.value != 0.5:
+            change = constant.change(1 - constant.value, free=0)
             yield Change("complement", change.label, change.said, change.edit, 3.0, 0, change.parameters)
 
 
 def exchanged(arounds: Sequence[Around]) -> Iterator[Change]:
     """Two numbers stand in each other's place."""
-    known = [one for around in arounds for one in constants(around) if around.kind == "f"]
+    known = [constant for around in arounds for constant in constants(around) if around.kind == "f"]
     if len(known) > MOST_CONSTANTS:
         return
     for one, other in combinations(known, 2):

@@ -28,11 +28,11 @@ STRAIGHT = 1e-5  # relative: what logarithms of powers may be off a straight lin
 
 def exchanged_tables(lined: Lined) -> Iterator[Change]:
     """The candidate's tables in the place of the reference's of the same shape."""
-    for other in _tables(lined.theirs):
-        for ref in _tables(lined.ours):
-            ours, theirs = lined.ours.array(ref), lined.theirs.array(other)
-            if other not in lined.twins and ref not in lined.equal and ours.shape == theirs.shape:
-                yield _exchanged(lined.ours, ref, ours, theirs)
+    for other in _tables(lined.candidate):
+        for ref in _tables(lined.reference):
+            reference, candidate = lined.reference.array(ref), lined.candidate.array(other)
+            if other not in lined.twins and ref not in lined.equal and reference.shape == candidate.shape:
+                yield _exchanged(lined.reference, ref, reference, candidate)
 
 
 def _tables(rerun: Rerun) -> list[Ref]:
@@ -40,18 +40,18 @@ def _tables(rerun: Rerun) -> list[Ref]:
     return [ref for ref in read if rerun.kind(ref) == "f" and rerun.array(ref).size >= FEWEST]
 
 
-def _exchanged(rerun: Rerun, ref: Ref, ours: Array, theirs: Array) -> Change:
+def _exchanged(rerun: Rerun, ref: Ref, reference: Array, candidate: Array) -> Change:
     edit: dict[int, Fragment] = {}
     for number in rerun.readers[ref]:
-        edit |= Around(rerun, number).reading(ref, local(0), made_by("clone.default", theirs))
+        edit |= Around(rerun, number).reading(ref, local(0), made_by("clone.default", candidate))
     around = Around(rerun, rerun.readers[ref][0])
     label, parameters = table_label(around), dict[str, Any]()
-    bases = _base(ours), _base(theirs)
+    bases = _base(reference), _base(candidate)
     if label == "rope-scaling" and None not in bases:
         label, parameters = "rope-theta", {"theta": bases[1], "reference_theta": bases[0]}
         said = f"the base of the frequencies is {plainly(bases[1] or 0)} instead of {plainly(bases[0] or 0)}"
     else:
-        said = f"{told(rerun, ref)} holds {_some(theirs)} instead of {_some(ours)}"
+        said = f"{told(rerun, ref)} holds {_some(candidate)} instead of {_some(reference)}"
     return Change("table", label, said, edit, BITS, parameters=parameters)
 
 

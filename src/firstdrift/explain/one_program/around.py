@@ -49,7 +49,7 @@ class Change:
     free: int = 0
     parameters: Mapping[str, Any] = ()  # type: ignore[assignment]
     at: int | None = None  # the call whose line is told, where it is none that is changed
-    theirs: int | None = None  # the candidate's call in its place
+    candidate: int | None = None  # the candidate's call in its place
     undone: str = ""  # how it is told where it is the candidate's program that it puts right
     undone_label: str = ""  # and what it is called then, if not the same
     later: Callable[[], Mapping[str, str]] | None = None  # names that are looked up once it fits
@@ -126,7 +126,7 @@ class Around:
         """What it is given besides tensors; nothing of a kernel that reads beyond its tensors if it is told to."""
         if self.op in TRUSTING:
             return {}
-        return {one.name: one for one in self.rerun.settings(self.number)}
+        return {setting.name: setting for setting in self.rerun.settings(self.number)}
 
     def next(self) -> Iterator[Around]:
         """The calls that read what it made."""
@@ -182,8 +182,8 @@ class Around:
     def reached(self, stop: frozenset[str]) -> frozenset[str]:
         """The operations behind it, up to some that are not gone through."""
         behind = self.behind(stop)
-        by_hand = any(one.op == "exp" and one.is_softmax for one in behind)
-        return frozenset(one.op for one in behind) | (frozenset({"_softmax"}) if by_hand else frozenset())
+        by_hand = any(around.op == "exp" and around.is_softmax for around in behind)
+        return frozenset(around.op for around in behind) | (frozenset({"_softmax"}) if by_hand else frozenset())
 
     @property
     def is_softmax(self) -> bool:
@@ -241,9 +241,9 @@ class Around:
     def is_bias_of_scores(self) -> bool:
         """Whether what it made is added to scores that do not come from it: a bias by distance."""
         behind = self.behind(SOFTMAX)
-        if not ATTENTION & self.after or MIXING & (self.before | {one.op for one in behind}):
+        if not ATTENTION & self.after or MIXING & (self.before | {around.op for around in behind}):
             return False
-        return any(one.op in ("add", "sub") and _adds_to_scores(one, self.number) for one in (self, *behind))
+        return any(around.op in ("add", "sub") and _adds_to_scores(around, self.number) for around in (self, *behind))
 
     def is_parameter(self, ref: Ref) -> bool:
         """Whether a value is one of the model's own, however it was turned."""
@@ -363,8 +363,8 @@ def place_of(rerun: Rerun, number: int) -> Place | None:
     if call is None or call.part != "backward":
         return rerun.place(number)
     makers = (rerun.calls.get(ref.node) for ref in reversed(reads(call)))
-    sources = [call.of, *(one.of for one in makers if one is not None)]
-    of = next((one for one in sources if one is not None), None)
+    sources = [call.of, *(maker.of for maker in makers if maker is not None)]
+    of = next((source for source in sources if source is not None), None)
     return None if of is None else rerun.place(of)
 
 

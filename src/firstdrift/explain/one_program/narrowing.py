@@ -36,52 +36,54 @@ class Narrow:
 
     ref: Ref
     value: Array
-    theirs: Ref
+    candidate: Ref
 
 
 @dataclass(frozen=True)
 class Lined:
     """Two programs and which of their values are the same: by the candidate's, the reference's."""
 
-    ours: Rerun
-    theirs: Rerun
+    reference: Rerun
+    candidate: Rerun
     same: dict[Ref, Ref]
-    ours_same: frozenset[Ref]  # the reference's values that the candidate has as well, its axes in any order
+    reference_same: frozenset[Ref]  # the reference's values that the candidate has as well, its axes in any order
     equal: frozenset[Ref]  # those of which also the axes are in the same order
     twins: dict[Ref, Ref]  # by the candidate's values, the reference's that are the same in the same shape
     near: float
 
 
-def lined_up(ours: Rerun, theirs: Rerun, drift: float) -> Lined:
+def lined_up(reference: Rerun, candidate: Rerun, drift: float) -> Lined:
     """Find the values that both sides have."""
     near = min(SAME, SHARE * drift) if drift > 0 else SAME
     known: dict[int, list[tuple[Ref, tuple[float, float]]]] = {}
-    for ref in _values(ours):
-        array = ours.array(ref)
+    for ref in _values(reference):
+        array = reference.array(ref)
         known.setdefault(array.size, []).append((ref, _sums(array)))
     same: dict[Ref, Ref] = {}
-    ours_same, equal, twins = set[Ref](), set[Ref](), dict[Ref, Ref]()
-    for ref in _values(theirs):
-        array = theirs.array(ref)
+    reference_same, equal, twins = set[Ref](), set[Ref](), dict[Ref, Ref]()
+    for ref in _values(candidate):
+        array = candidate.array(ref)
         sums = _sums(array)
         alike = [other for other, there in known.get(array.size, ()) if _close(sums, there, near)]
-        alike = [other for other in alike if as_shaped(array, ours.array(other), near) is not None]
+        alike = [other for other in alike if as_shaped(array, reference.array(other), near) is not None]
         exact = [
-            other for other in alike if ours.shape(other) == array.shape and _equal(array, ours.array(other), near)
+            other
+            for other in alike
+            if reference.shape(other) == array.shape and _equal(array, reference.array(other), near)
         ]
-        ours_same |= set(alike)
+        reference_same |= set(alike)
         equal |= set(exact)
         for known_as, some in ((same, alike), (twins, exact)):
             if some:
-                known_as[ref] = max(some, key=lambda other: _likeness(ours, other, theirs, ref))
-    return Lined(ours, theirs, same, frozenset(ours_same), frozenset(equal), twins, near)
+                known_as[ref] = max(some, key=lambda other: _likeness(reference, other, candidate, ref))
+    return Lined(reference, candidate, same, frozenset(reference_same), frozenset(equal), twins, near)
 
 
-def _likeness(ours: Rerun, ref: Ref, theirs: Rerun, other: Ref) -> tuple[bool, bool, int]:
+def _likeness(reference: Rerun, ref: Ref, candidate: Rerun, other: Ref) -> tuple[bool, bool, int]:
     """How much two equal values look like one another's: their shapes, what makes them, how far on they are."""
-    mine, own = ours.calls.get(ref.node), theirs.calls.get(other.node)
+    mine, own = reference.calls.get(ref.node), candidate.calls.get(other.node)
     made = mine.op == own.op if mine is not None and own is not None else mine is own
-    return ours.shape(ref) == theirs.shape(other), made, -abs(ref.node - other.node)
+    return reference.shape(ref) == candidate.shape(other), made, -abs(ref.node - other.node)
 
 
 def _values(rerun: Rerun) -> Iterator[Ref]:
@@ -116,7 +118,7 @@ def shapes_of(array: Array, shape: Sequence[int]) -> Iterator[Array]:
         for order in permutations(range(plain.ndim)):
             if order != tuple(range(plain.ndim)):
                 turned = plain.transpose(order)
-                if turned.shape == tuple(one for one in shape if one != 1):
+                if turned.shape == tuple(number for number in shape if number != 1):
                     yield turned.reshape(shape)
 
 
@@ -128,25 +130,25 @@ def _equal(one: Array, other: Array, near: float) -> bool:
 
 def narrowed(lined: Lined, trial: Trial) -> list[Narrow]:
     """The earliest value that holds the whole difference; where no single one does, several that do together."""
-    ours = _changed(lined.ours, lined.ours_same)
-    theirs = _changed(lined.theirs, frozenset(lined.same))
+    reference = _changed(lined.reference, lined.reference_same)
+    candidate = _changed(lined.candidate, frozenset(lined.same))
     tried = 0
-    for ref in ours:
-        for other in theirs:
+    for ref in reference:
+        for other in candidate:
             for value in _candidates(lined, ref, other):
                 tried += 1
                 if tried > MOST_PAIRS or trial.late:
                     return []
                 if _holds(trial, {ref: value}):
-                    return [] if ref == lined.ours.target else [Narrow(ref, value, other)]
+                    return [] if ref == lined.reference.target else [Narrow(ref, value, other)]
     return []
 
 
 def at_the_end(lined: Lined, trial: Trial) -> list[Narrow]:
     """The tensor itself, where nothing before it holds the difference alone."""
-    for value in _candidates(lined, lined.ours.target, lined.theirs.target):
-        if lined.ours.target.node in lined.ours.calls and _holds(trial, {lined.ours.target: value}):
-            return [Narrow(lined.ours.target, value, lined.theirs.target)]
+    for value in _candidates(lined, lined.reference.target, lined.candidate.target):
+        if lined.reference.target.node in lined.reference.calls and _holds(trial, {lined.reference.target: value}):
+            return [Narrow(lined.reference.target, value, lined.candidate.target)]
     return []
 
 
@@ -157,25 +159,28 @@ def first_to_differ(lined: Lined, trial: Trial) -> list[Narrow]:
         pairs = _paired(lined, by)
         while pairs and not trial.late:
             first = [
-                one
-                for one in pairs
-                if not any(_reads(lined.ours, one.ref, other.ref) for other in pairs if other is not one)
+                pair
+                for pair in pairs
+                if not any(_reads(lined.reference, pair.ref, other.ref) for other in pairs if other is not pair)
             ]
-            if any(one.ref == lined.ours.target for one in first):
+            if any(narrow.ref == lined.reference.target for narrow in first):
                 break
-            if _holds(trial, {one.ref: one.value for one in first}):
+            if _holds(trial, {narrow.ref: narrow.value for narrow in first}):
                 return _fewest(first, trial)
-            pairs = [one for one in pairs if one not in first]
+            pairs = [pair for pair in pairs if pair not in first]
     return []
 
 
 def _paired(lined: Lined, by: Callable[[Rerun, Ref], object]) -> list[Narrow]:
-    ours, theirs = _changed(lined.ours, lined.ours_same), _changed(lined.theirs, frozenset(lined.same))
-    one, other = [by(lined.ours, ref) for ref in ours], [by(lined.theirs, ref) for ref in theirs]
+    reference, candidate = (
+        _changed(lined.reference, lined.reference_same),
+        _changed(lined.candidate, frozenset(lined.same)),
+    )
+    one, other = [by(lined.reference, ref) for ref in reference], [by(lined.candidate, ref) for ref in candidate]
     found = []
     for start, there, count in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
         for at in range(count):
-            ref, own = ours[start + at], theirs[there + at]
+            ref, own = reference[start + at], candidate[there + at]
             value = next(_candidates(lined, ref, own), None)
             if value is not None:
                 found.append(Narrow(ref, value, own))
@@ -196,9 +201,9 @@ def _reads(rerun: Rerun, ref: Ref, other: Ref) -> bool:
 
 def _fewest(pairs: list[Narrow], trial: Trial) -> list[Narrow]:
     """Those that are needed."""
-    pairs = [_settled(trial.rerun, one) for one in pairs]
-    for one in list(pairs):
-        rest = [other for other in pairs if other is not one]
+    pairs = [_settled(trial.rerun, pair) for pair in pairs]
+    for pair in list(pairs):
+        rest = [other for other in pairs if other is not pair]
         if rest and _holds(trial, {other.ref: other.value for other in rest}):
             pairs = rest
     return pairs
@@ -213,7 +218,7 @@ def _settled(rerun: Rerun, narrow: Narrow) -> Narrow:
     shape = rerun.shape(read[0])
     if int(np.prod(shape)) != narrow.value.size:
         return narrow
-    return _settled(rerun, Narrow(read[0], narrow.value.reshape(shape), narrow.theirs))
+    return _settled(rerun, Narrow(read[0], narrow.value.reshape(shape), narrow.candidate))
 
 
 def _changed(rerun: Rerun, same: frozenset[Ref]) -> list[Ref]:
@@ -228,28 +233,32 @@ def _changed(rerun: Rerun, same: frozenset[Ref]) -> list[Ref]:
 
 def frontier(lined: Lined) -> list[Around]:
     """The reference's calls that make the first values that differ, of values that both sides have; the last first."""
-    refs = [ref for ref in _changed(lined.ours, lined.ours_same) if _is_first(lined.ours, ref, lined.ours_same)]
-    return [Around(lined.ours, number) for number in reversed(dict.fromkeys(ref.node for ref in refs))]
+    refs = [
+        ref
+        for ref in _changed(lined.reference, lined.reference_same)
+        if _is_first(lined.reference, ref, lined.reference_same)
+    ]
+    return [Around(lined.reference, number) for number in reversed(dict.fromkeys(ref.node for ref in refs))]
 
 
 def changed_calls(lined: Lined) -> list[Around]:
     """The reference's calls whose results the candidate has not, the last first."""
-    numbers = dict.fromkeys(ref.node for ref in _changed(lined.ours, lined.ours_same))
-    return [Around(lined.ours, number) for number in reversed(numbers)]
+    numbers = dict.fromkeys(ref.node for ref in _changed(lined.reference, lined.reference_same))
+    return [Around(lined.reference, number) for number in reversed(numbers)]
 
 
 def more_and_less(lined: Lined, narrow: Narrow) -> tuple[list[Around], list[Around]]:
     """The calls that make the candidate's value and have no like on the reference's side, and the other way round."""
-    ours = _makers(lined.ours, narrow.ref, lined.ours_same)
-    theirs = _makers(lined.theirs, narrow.theirs, frozenset(lined.same))
-    left = [one.op for one in ours]
+    reference = _makers(lined.reference, narrow.ref, lined.reference_same)
+    candidate = _makers(lined.candidate, narrow.candidate, frozenset(lined.same))
+    left = [around.op for around in reference]
     more = []
-    for one in theirs:
-        if one.op in left:
-            left.remove(one.op)
+    for around in candidate:
+        if around.op in left:
+            left.remove(around.op)
         else:
-            more.append(one)
-    return more, [one for one in ours if one.op in left]
+            more.append(around)
+    return more, [around for around in reference if around.op in left]
 
 
 def _makers(rerun: Rerun, ref: Ref, same: frozenset[Ref]) -> list[Around]:
@@ -265,24 +274,24 @@ def _makers(rerun: Rerun, ref: Ref, same: frozenset[Ref]) -> list[Around]:
 
 
 def _is_first(rerun: Rerun, ref: Ref, same: frozenset[Ref]) -> bool:
-    return all(one in same or one in rerun.given or one in rerun.leaves for one in reads(rerun.calls[ref.node]))
+    return all(read in same or read in rerun.given or read in rerun.leaves for read in reads(rerun.calls[ref.node]))
 
 
 def _candidates(lined: Lined, ref: Ref, other: Ref) -> Iterator[Array]:
-    mine, theirs = lined.ours.shape(ref), lined.theirs.array(other)
-    if lined.ours.kind(ref) != lined.theirs.kind(other):
+    mine, candidate = lined.reference.shape(ref), lined.candidate.array(other)
+    if lined.reference.kind(ref) != lined.candidate.kind(other):
         return
-    if int(np.prod(mine)) == theirs.size:
-        yield from shapes_of(theirs, mine)
-    elif theirs.ndim == len(mine) and all(a in (b, 1) for a, b in zip(theirs.shape, mine, strict=True)):
-        yield np.broadcast_to(theirs, mine)
-    elif all(b in (a, 1) for a, b in zip(reversed(theirs.shape), reversed(mine), strict=False)) and theirs.ndim >= len(
-        mine
-    ):
-        sizes = (*[None] * (theirs.ndim - len(mine)), *mine)
+    if int(np.prod(mine)) == candidate.size:
+        yield from shapes_of(candidate, mine)
+    elif candidate.ndim == len(mine) and all(a in (b, 1) for a, b in zip(candidate.shape, mine, strict=True)):
+        yield np.broadcast_to(candidate, mine)
+    elif all(
+        b in (a, 1) for a, b in zip(reversed(candidate.shape), reversed(mine), strict=False)
+    ) and candidate.ndim >= len(mine):
+        sizes = (*[None] * (candidate.ndim - len(mine)), *mine)
         spread = tuple(slice(0, 1) if size == 1 else slice(None) for size in sizes)
-        least = theirs[spread]
-        if least.size == int(np.prod(mine)) and np.array_equal(np.broadcast_to(least, theirs.shape), theirs):
+        least = candidate[spread]
+        if least.size == int(np.prod(mine)) and np.array_equal(np.broadcast_to(least, candidate.shape), candidate):
             yield least.reshape(mine)
 
 
@@ -304,20 +313,20 @@ def in_place(rerun: Rerun, values: dict[Ref, Array]) -> Edit:
 
 def questions(lined: Lined, narrow: Narrow) -> Question:
     """What the candidate has in the place of one value."""
-    return Question(narrow.value, lined.ours.array(narrow.ref), max(lined.near / 16, 1e-12))
+    return Question(narrow.value, lined.reference.array(narrow.ref), max(lined.near / 16, 1e-12))
 
 
-def region(lined: Lined, ours: Rerun, ref: Ref) -> list[Around]:
+def region(lined: Lined, reference: Rerun, ref: Ref) -> list[Around]:
     """The reference's calls that make a value out of those that both sides have."""
     left, seen = [ref], dict[int, None]()
     while left:
         one = left.pop()
         known = one in lined.equal and one != ref
-        if one.node in seen or known or one in ours.given or one.node not in ours.calls:
+        if one.node in seen or known or one in reference.given or one.node not in reference.calls:
             continue
         seen[one.node] = None
-        left += reads(ours.calls[one.node])
-    return [Around(ours, number) for number in sorted(seen, key=ours.order.index, reverse=True)]
+        left += reads(reference.calls[one.node])
+    return [Around(reference, number) for number in sorted(seen, key=reference.order.index, reverse=True)]
 
 
 TURNED = SHAPED | {"transpose", "permute", "t"}

@@ -15,7 +15,7 @@ from .around import MOVES, base
 
 def edit_of(grafts: Sequence[Graft]) -> Edit:
     """The change that some grafts are together."""
-    return {one.ours: one.fragment for one in grafts}
+    return {graft.reference: graft.fragment for graft in grafts}
 
 
 def lost(rerun: Rerun, edit: Edit) -> list[int]:

@@ -18,12 +18,12 @@ from .values import line_of
 def beyond_range(replays: Replays, site: Site) -> str | None:
     """What of the candidate's calls gives infinity or zero where float64, on the same numbers, does not."""
     with suppress(NotReplayableError), replays.running():
-        theirs, ours = replays.own_rerun(site, exact=False), replays.rerun(site, exact=False)
-        if theirs is None or ours is None:
+        candidate, reference = replays.own_rerun(site, exact=False), replays.rerun(site, exact=False)
+        if candidate is None or reference is None:
             return None
-        if next(_lost(ours), None) is not None:
+        if next(_lost(reference), None) is not None:
             return None  # so does the reference
-        return next((_told(around, said) for around, said in _lost(theirs)), None)
+        return next((_told(around, said) for around, said in _lost(candidate)), None)
     return None
 
 

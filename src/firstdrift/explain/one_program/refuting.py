@@ -65,7 +65,7 @@ class Elsewhere:
                 yield rerun, Question(taken(found), taken(rerun.array(rerun.target)), MORE * self.asked.noise, taken)
 
     def _less_before(self, site: Site) -> Callable[[Array], Array]:
-        before = self.asked.replays.theirs.array(site._replace(phase="weight"))
+        before = self.asked.replays.counterparts.array(site._replace(phase="weight"))
         if site.phase != "weight_after" or before is None:
             return lambda array: array
         return lambda array: np.subtract(array, before)
@@ -89,18 +89,22 @@ def _alike(asked: Asked) -> Iterator[Site]:
     site, port = asked.site, asked.site.port.rpartition(".")[2]
     kind = site.phase, port
     some = [
-        one for one in asked.replays.theirs.sites if one != site and (one.phase, one.port.rpartition(".")[2]) == kind
+        one
+        for one in asked.replays.counterparts.sites
+        if one != site and (one.phase, one.port.rpartition(".")[2]) == kind
     ]
     yield from (one for one in some if one == site._replace(step=one.step) and one.step > site.step)
     yield from (one for one in some if one.step == site.step)
 
 
-def _moved(edit: Edit, ours: Rerun, other: Rerun) -> Edit | None:
+def _moved(edit: Edit, reference: Rerun, other: Rerun) -> Edit | None:
     """The same change of the calls that the same lines make; None where there are none with the same numbers, or where
     it holds numbers of this tensor alone."""
-    places = _places(ours, other)
+    places = _places(reference, other)
     moved = [(number, places[Ref(number)].node) for number in edit if Ref(number) in places]
-    if any(_numbers(ours.calls[one]) != _numbers(other.calls[two]) for one, two in moved if one in ours.calls):
+    if any(
+        _numbers(reference.calls[one]) != _numbers(other.calls[two]) for one, two in moved if one in reference.calls
+    ):
         return None
 
     def ref(item: Any) -> Any:
@@ -124,14 +128,14 @@ def _moved(edit: Edit, ours: Rerun, other: Rerun) -> Edit | None:
         return None
 
 
-def _places(ours: Rerun, other: Rerun) -> dict[Ref, Ref]:
+def _places(reference: Rerun, other: Rerun) -> dict[Ref, Ref]:
     """The values of another program by those of the same lines here, and what these read."""
     there = dict(_by_line(other))
     found = dict[Ref, Ref]()
-    for line, number in _by_line(ours):
+    for line, number in _by_line(reference):
         if line not in there:
             continue
-        mine, its = ours.calls[number], other.calls[there[line]]
+        mine, its = reference.calls[number], other.calls[there[line]]
         found |= {Ref(number, at): Ref(there[line], at) for at in range(len(mine.results))}
         if len(reads(mine)) == len(reads(its)):
             for one, two in zip(reads(mine), reads(its), strict=True):

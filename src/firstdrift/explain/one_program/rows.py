@@ -31,7 +31,7 @@ def between(rerun: Rerun, last: Ref, first: Ref) -> list[Around]:
             needed |= set(reads(rerun.calls[number])) & made
     numbers = {ref.node for ref in needed} - {first.node}
     found = [Around(rerun, number) for number in behind if number in numbers]
-    return [one for one in found if one.op not in MOVES]
+    return [around for around in found if around.op not in MOVES]
 
 
 def left_out(around: Around, old: Ref, new: Ref) -> tuple[str, str] | None:
@@ -48,8 +48,8 @@ def left_out(around: Around, old: Ref, new: Ref) -> tuple[str, str] | None:
 
 def dropped_label(calls: Sequence[Around], remains: Ref) -> str:
     """What it is called if calls are left out behind a value: a sum with something else lacks a term."""
-    terms = [(one, at, ref) for one in calls if one.op in ("add", "sub") and len(one.tensors) == 2
-             for at, ref in enumerate(one.tensors) if not one.depends(ref, remains)]  # fmt: skip
+    terms = [(call, at, ref) for call in calls if call.op in ("add", "sub") and len(call.tensors) == 2
+             for at, ref in enumerate(call.tensors) if not call.depends(ref, remains)]  # fmt: skip
     if terms:
         one, at, ref = terms[-1]
         return left_out_label(one, at, ref, one.tensors[1 - at])
@@ -58,7 +58,7 @@ def dropped_label(calls: Sequence[Around], remains: Ref) -> str:
 
 def names(calls: Sequence[Around]) -> str:
     """Calls as a reader knows them, with their lines."""
-    written = list(dict.fromkeys(one.within for one in calls))
+    written = list(dict.fromkeys(call.within for call in calls))
     some = written[:MOST_TOLD]
     said = f"{', '.join(some[:-1])} and {some[-1]}" if len(some) > 1 else some[0]
     said += " and others" if len(written) > MOST_TOLD else ""
@@ -67,7 +67,7 @@ def names(calls: Sequence[Around]) -> str:
 
 def lines(calls: Sequence[Around]) -> str:
     """The lines of calls, of the first file that there is."""
-    places = [place for one in calls if (place := one.rerun.place(one.number)) is not None]
+    places = [place for call in calls if (place := call.rerun.place(call.number)) is not None]
     if not places:
         return "no line"
     here = sorted({place.line for place in places if place.file == places[0].file})

@@ -48,7 +48,7 @@ def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool 
 
 def _gates(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Blocks of a recurrent layer's weights in another order: few ways, of a loop of many calls."""
-    chosen = {one.number for one in arounds}
+    chosen = {around.number for around in arounds}
     for change in several.blocks(trial.rerun):
         if chosen & set(change.edit):
             yield from _tried(trial, change)
@@ -99,8 +99,8 @@ def rewrites(around: Around) -> Iterator[Change]:
 def together(changes: Sequence[Change]) -> Change:
     """Several changes at once."""
     edit: dict[int, object] = {}
-    for one in changes:
-        edit |= one.edit
+    for change in changes:
+        edit |= change.edit
     named = max(changes, key=lambda one: (one.label != CHANGED, LABELS[one.label].specificity))
     more = f" (as in {len(changes) - 1} more call{'s' * (len(changes) > 2)})"
     back = named.undone and named.undone + more
@@ -138,13 +138,13 @@ def _numbers(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Another number in the place of one that a call is given, or of all that are the same."""
     for change in states.exchanged(arounds):
         yield from _tried(trial, change)
-    known = [one for around in arounds for one in constants(around)]
+    known = [constant for around in arounds for constant in constants(around)]
     alike: dict[object, list[Constant]] = {}
-    for one in known:
-        alike.setdefault(one.value, []).append(one)
-        alike.setdefault((one.around.op, one.name, one.value), []).append(one)
-    together_ = {tuple(id(one) for one in group): group for group in alike.values() if len(group) > 1}
-    for group in [*([one] for one in (*known, *rates(trial.rerun))), *together_.values()]:
+    for constant in known:
+        alike.setdefault(constant.value, []).append(constant)
+        alike.setdefault((constant.around.op, constant.name, constant.value), []).append(constant)
+    together_ = {tuple(id(constant) for constant in group): group for group in alike.values() if len(group) > 1}
+    for group in [*([constant] for constant in (*known, *rates(trial.rerun))), *together_.values()]:
         yield from _fitted(trial, group)
 
 
@@ -153,8 +153,8 @@ def _fitted(trial: Trial, group: Sequence[Constant]) -> Iterator[Tried]:
 
     def edit(value: float) -> Edit:
         made: dict[int, object] = {}
-        for one in group:
-            made |= one.edit(value)
+        for constant in group:
+            made |= constant.edit(value)
         return made  # type: ignore[return-value]
 
     more = f" (as in {len(group) - 1} more)" if len(group) > 1 else ""
@@ -188,13 +188,13 @@ def _fewest_digits(value: float, left: Left, enough: float) -> float:
 def _extra(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """A factor or an offset that the code does not have."""
     for around in arounds if trial.telling >= TELLING else ():
-        for one in extras(around):
-            yield from _fitted(trial, [one])
+        for extra in extras(around):
+            yield from _fitted(trial, [extra])
 
 
 def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     """Calls in a shorter format."""
-    chosen = {one.number for one in arounds}
+    chosen = {around.number for around in arounds}
     for change in formats(trial.rerun):
         if chosen & set(change.edit):
             yield from _tried(trial, change)

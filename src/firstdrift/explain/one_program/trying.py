@@ -113,10 +113,10 @@ class Trial:
 
 def difference(made: Floats, found: Floats) -> Floats:
     """How two tensors differ; what both mask, or have as the same infinity, does not."""
-    ours, theirs = (np.asarray(one, np.float64) for one in without_fills(made, found))
+    reference, candidate = (np.asarray(fill, np.float64) for fill in without_fills(made, found))
     with np.errstate(invalid="ignore"):
-        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-        return np.where(same, 0.0, ours - theirs)
+        same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
+        return np.where(same, 0.0, reference - candidate)
 
 
 def apart(made: Floats, found: Floats) -> float:

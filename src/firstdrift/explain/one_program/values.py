@@ -64,13 +64,13 @@ def call_told(rerun: Rerun, number: int) -> str:
 
 
 def _arguments(rerun: Rerun, call: Any) -> Iterator[str]:
-    for one in call.args:
-        if isinstance(one, Ref):
-            yield told(rerun, one) if one in rerun.refs else "a tensor"
-        elif isinstance(one, int | float | str | bool) or one is None:
-            yield str(one)
-        elif isinstance(one, tuple | list) and all(isinstance(item, int) for item in one):
-            yield str(list(one))
+    for argument in call.args:
+        if isinstance(argument, Ref):
+            yield told(rerun, argument) if argument in rerun.refs else "a tensor"
+        elif isinstance(argument, int | float | str | bool) or argument is None:
+            yield str(argument)
+        elif isinstance(argument, tuple | list) and all(isinstance(item, int) for item in argument):
+            yield str(list(argument))
         else:
             yield "..."
     for name, item in call.kwargs.items():

@@ -25,10 +25,10 @@ def different_input(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase != "input":
         return
     for hypothesis in (patterned, axis_order, index_shift, scale, offset, _normalised, permuted, stored_coarser):
-        for one in hypothesis(evidence):
-            if residual(evidence, one) <= limit(evidence):
-                said = f"the two sides were fed different data: {one.sentence}"
-                yield Finding("different-input", said, None, 0, {"how": one.label, **one.parameters}, 0.0)
+        for hypothesi in hypothesis(evidence):
+            if residual(evidence, hypothesi) <= limit(evidence):
+                said = f"the two sides were fed different data: {hypothesi.sentence}"
+                yield Finding("different-input", said, None, 0, {"how": hypothesi.label, **hypothesi.parameters}, 0.0)
                 return
     a, b = evidence.expected, evidence.found
     share = float((a != b).mean()) if a.size else 1.0
@@ -43,7 +43,9 @@ def _normalised(evidence: Evidence) -> Iterator[Finding]:
         channels = shape[axis]
         if not 1 < channels <= MOST_CHANNELS or evidence.expected.size // channels < 2 * ROWS:
             continue
-        a, b = (np.moveaxis(floats(one), axis, 0).reshape(channels, -1) for one in (evidence.expected, evidence.found))
+        a, b = (
+            np.moveaxis(floats(array), axis, 0).reshape(channels, -1) for array in (evidence.expected, evidence.found)
+        )
         x, y = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
         square = (x * x).sum(axis=1)
         if not (square > 0).all():
@@ -98,18 +100,18 @@ def _finite(evidence: Evidence) -> bool:
 
 def _fed_alike(evidence: Evidence) -> bool:
     """Whether a gradient came in, and it and all else that a backward reads are the same on both sides."""
-    ours, theirs = evidence.inputs, evidence.candidate_inputs
-    if not any(key.startswith("agrad") for key in ours) or ours.keys() != theirs.keys():
+    reference, candidate = evidence.inputs, evidence.candidate_inputs
+    if not any(key.startswith("agrad") for key in reference) or reference.keys() != candidate.keys():
         return False
-    return all(agree(evidence, *_unmasked(ours[key], theirs[key])) for key in ours)
+    return all(agree(evidence, *_unmasked(reference[key], candidate[key])) for key in reference)
 
 
-def _unmasked(ours: Array, theirs: Array) -> tuple[Array, Array]:
+def _unmasked(reference: Array, candidate: Array) -> tuple[Array, Array]:
     """Two tensors without what both mask by the same infinity."""
-    if ours.shape != theirs.shape or ours.dtype.kind != "f" or theirs.dtype.kind != "f":
-        return ours, theirs
-    kept = ~(np.isinf(ours) & (ours == theirs))
-    return (ours, theirs) if kept.all() else (ours[kept], theirs[kept])
+    if reference.shape != candidate.shape or reference.dtype.kind != "f" or candidate.dtype.kind != "f":
+        return reference, candidate
+    kept = ~(np.isinf(reference) & (reference == candidate))
+    return (reference, candidate) if kept.all() else (reference[kept], candidate[kept])
 
 
 def _elsewhere_too(evidence: Evidence) -> bool:
@@ -137,16 +139,16 @@ def _targets_known(evidence: Evidence) -> bool:
 
 def _other_targets(evidence: Evidence) -> bool:
     """Whether the sides are known to be given different targets."""
-    theirs = evidence.around.facts.get("candidate_target")
-    if theirs is None or not _targets_known(evidence):
+    candidate = evidence.around.facts.get("candidate_target")
+    if candidate is None or not _targets_known(evidence):
         return False
-    return not np.array_equal(np.asarray(evidence.around.facts["target"]), np.asarray(theirs))
+    return not np.array_equal(np.asarray(evidence.around.facts["target"]), np.asarray(candidate))
 
 
 def _scores_agree(evidence: Evidence) -> bool:
     """Whether all that the loss may have read is the same: every output of the model, where it gives several."""
-    ours, theirs = evidence.inputs.get("logits"), evidence.candidate_inputs.get("logits")
-    if ours is None or theirs is None or not agree(evidence, ours, theirs):
+    reference, candidate = evidence.inputs.get("logits"), evidence.candidate_inputs.get("logits")
+    if reference is None or candidate is None or not agree(evidence, reference, candidate):
         return False
     return all(_same(evidence, site, limit(evidence)) is not False for site in _outputs(evidence))
 
@@ -169,11 +171,11 @@ def _same_gradients(evidence: Evidence) -> bool | None:
 
 
 def _same(evidence: Evidence, site: Site, allowed: float) -> bool | None:
-    ours: Array | None = evidence.around.reference(site)
-    theirs = evidence.around.candidate(site)
-    if ours is None or theirs is None:
+    reference: Array | None = evidence.around.reference(site)
+    candidate = evidence.around.candidate(site)
+    if reference is None or candidate is None:
         return None
-    return distance(ours, theirs) <= allowed
+    return distance(reference, candidate) <= allowed
 
 
 INPUTS: tuple[Hypothesis, ...] = (different_input,)

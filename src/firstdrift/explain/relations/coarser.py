@@ -113,7 +113,7 @@ def _patternless(evidence: Evidence) -> bool:
     if tailed > 2 * 3.0 + SURPRISE * math.sqrt(96 / count):
         return False
     for axis in range(error.ndim):
-        others = tuple(one for one in range(error.ndim) if one != axis)
+        others = tuple(number for number in range(error.ndim) if number != axis)
         mean, per_slice = error.mean(axis=others), count / error.shape[axis]
         if (
             float(np.mean(np.square(mean)))

@@ -110,7 +110,7 @@ def channel_scale(evidence: Evidence) -> Iterator[Finding]:
         rows = evidence.expected.size // channels
         if channels < 2 or rows < ROWS or (axis and not _scales(evidence, axis)):
             continue
-        others = tuple(one for one in range(len(shape)) if one != axis)
+        others = tuple(number for number in range(len(shape)) if number != axis)
         expected, found = floats(evidence.expected), floats(evidence.found)
         square = (expected * expected).sum(axis=others)
         factors = np.divide((expected * found).sum(axis=others), square, np.ones(channels), where=square > 0)
@@ -118,7 +118,7 @@ def channel_scale(evidence: Evidence) -> Iterator[Finding]:
         if not np.isfinite(factors).all() or not len(scaled):
             continue
         spread = np.where(np.isin(np.arange(channels), scaled), factors, 1.0)
-        predicted = expected * spread.reshape([channels if one == axis else 1 for one in range(len(shape))])
+        predicted = expected * spread.reshape([channels if number == axis else 1 for number in range(len(shape))])
         yield Finding(
             "channel-scale", _scaled_sentence(scaled, factors, channels, axis), predicted, len(scaled),
             {"axis": axis, "channels": scaled[:16].tolist(), "factors": factors[scaled[:16]].tolist()},
@@ -234,7 +234,7 @@ def _scales(evidence: Evidence, axis: int) -> bool:
     shape = evidence.expected.shape
     kept = max(1, min(shape[0], PART // max(evidence.expected.size // shape[0], 1)))
     expected, found = floats(evidence.expected[:kept]), floats(evidence.found[:kept])
-    others = tuple(one for one in range(len(shape)) if one != axis)
+    others = tuple(number for number in range(len(shape)) if number != axis)
     square = (expected * expected).sum(axis=others, keepdims=True)
     factors = (expected * found).sum(axis=others, keepdims=True) / np.where(square > 0, square, 1.0)
     return promising(evidence, expected, found, factors * expected)

@@ -87,7 +87,7 @@ def _shared(evidence: Evidence, sites: list[Site], times: float) -> bool:
     largest = max((one.size for one in compared), default=0.0)
     telling = [one.times for one in compared if one.parallel or one.size > CANCELLED * largest]
     tolerance = max(8 * limit(evidence), 1e-3 * abs(times - 1))
-    return len(telling) > 1 and all(abs(one - times) <= tolerance * times for one in telling)
+    return len(telling) > 1 and all(abs(value - times) <= tolerance * times for value in telling)
 
 
 def _spread(sites: list[Site]) -> list[Site]:
@@ -157,25 +157,27 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
     sides = _sides(evidence)
     if sides is None or evidence.site.phase != "grad_scaled":
         return
-    ours, theirs = sides
+    of_reference, candidate = sides
     raw = evidence.around.candidate(evidence.site._replace(phase="grad"))
     if raw is None or raw.shape != evidence.found.shape:
         return
     gradient = floats(raw)
-    if not ours.untouched and ours.together and theirs.untouched:
-        if ours.factors[0] >= 1 or not _written(evidence, ours.norm):
+    if not of_reference.untouched and of_reference.together and candidate.untouched:
+        if of_reference.factors[0] >= 1 or not _written(evidence, of_reference.norm):
             return  # a factor, and no clipping
-        sentence = f"the gradients are not clipped; the reference clips their norm to {rounded(ours.norm, 1e-3):.6g}"
-        yield Finding("clip-norm", sentence, gradient, 0, {"max_norm": None, "reference_max_norm": ours.norm})
+        sentence = (
+            f"the gradients are not clipped; the reference clips their norm to {rounded(of_reference.norm, 1e-3):.6g}"
+        )
+        yield Finding("clip-norm", sentence, gradient, 0, {"max_norm": None, "reference_max_norm": of_reference.norm})
         return
-    if not ours.together:
+    if not of_reference.together:
         return
-    reference = "does not clip" if ours.untouched else f"clips to {rounded(ours.norm, 1e-3):.6g}"
-    if theirs.together:
-        yield from _other_norm(evidence, ours, theirs, reference)
-    elif theirs.straight:
-        most = max(theirs.norms)
-        held = [norm for norm, times in zip(theirs.norms, theirs.factors, strict=True) if times < 1 - UNCLIPPED]
+    reference = "does not clip" if of_reference.untouched else f"clips to {rounded(of_reference.norm, 1e-3):.6g}"
+    if candidate.together:
+        yield from _other_norm(evidence, of_reference, candidate, reference)
+    elif candidate.straight:
+        most = max(candidate.norms)
+        held = [norm for norm, times in zip(candidate.norms, candidate.factors, strict=True) if times < 1 - UNCLIPPED]
         if held and np.ptp(held) <= 1e-3 * most:
             own = float(np.linalg.norm(gradient))
             sentence = f"the norm of every gradient is clipped to {most:.6g} by itself; the reference {reference}"
@@ -187,22 +189,22 @@ def clipped(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("clip-norm", sentence, np.clip(gradient, -most, most), 1, {"max_value": most})
 
 
-def _other_norm(evidence: Evidence, ours: _Side, theirs: _Side, reference: str) -> Iterator[Finding]:
+def _other_norm(evidence: Evidence, of_reference: _Side, candidate: _Side, reference: str) -> Iterator[Finding]:
     """One factor for all: clipping, where the norm that it leaves is a number somebody would write."""
-    norm, times = theirs.norm, theirs.factors[0] / ours.factors[0]
-    if theirs.factors[0] >= 1:
+    norm, times = candidate.norm, candidate.factors[0] / of_reference.factors[0]
+    if candidate.factors[0] >= 1:
         return
     if not _written(evidence, norm):
         scale = power_of_two(1 / times, max(limit(evidence), CLIPPED_BY))
-        if scale is not None and ours.factors[0] < 1 and _written(evidence, ours.norm):
+        if scale is not None and of_reference.factors[0] < 1 and _written(evidence, of_reference.norm):
             sentence = f"the reference {reference}, the candidate's norm is {times:.6g} times that: as when gradients"
             sentence += f" are clipped while they still are multiplied by {scale:g}"
-            said = {"loss_scale": scale, "reference_max_norm": ours.norm}
+            said = {"loss_scale": scale, "reference_max_norm": of_reference.norm}
             yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, said)
         return
     written, two_digits = rounded(norm, max(limit(evidence), CLIPPED_BY)), float(f"{norm:.2g}")
     sentence = f"the norm of all gradients is clipped to {written:.6g}; the reference {reference}"
-    parameters = {"max_norm": two_digits, "reference_max_norm": None if ours.untouched else ours.norm}
+    parameters = {"max_norm": two_digits, "reference_max_norm": None if of_reference.untouched else of_reference.norm}
     yield Finding("clip-norm", sentence, floats(evidence.expected) * times, 0, parameters)
 
 
@@ -222,13 +224,18 @@ def not_reduced(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase != "grad_scaled":
         return
     site = evidence.site._replace(phase="grad")
-    ours, theirs = evidence.around.reference(site), evidence.around.candidate(site)
-    if ours is None or theirs is None or ours.shape != evidence.expected.shape or theirs.shape != ours.shape:
+    reference, candidate = evidence.around.reference(site), evidence.around.candidate(site)
+    if (
+        reference is None
+        or candidate is None
+        or reference.shape != evidence.expected.shape
+        or candidate.shape != reference.shape
+    ):
         return
-    alike = agree(evidence, ours, theirs) and agree(evidence, theirs, evidence.found)
-    if alike and not _straight(ours, evidence.expected):
+    alike = agree(evidence, reference, candidate) and agree(evidence, candidate, evidence.found)
+    if alike and not _straight(reference, evidence.expected):
         sentence = "the optimizer sees this rank's own gradient, where the reference's was reduced over ranks"
-        yield Finding("missing-reduce", sentence, floats(theirs))
+        yield Finding("missing-reduce", sentence, floats(candidate))
 
 
 def _sides(evidence: Evidence) -> tuple[_Side, _Side] | None:
@@ -250,9 +257,9 @@ def _sides(evidence: Evidence) -> tuple[_Side, _Side] | None:
             evidence.around.reference(raw), evidence.around.reference(site),
             evidence.around.candidate(raw), evidence.around.candidate(site),
         ]  # fmt: skip
-        if any(one is None for one in tensors):
+        if any(tensor is None for tensor in tensors):
             continue
-        a, seen_a, b, seen_b = (floats(one) for one in tensors if one is not None)
+        a, seen_a, b, seen_b = (floats(tensor) for tensor in tensors if tensor is not None)
         read += a.size
         if read > MOST_READ:
             return None

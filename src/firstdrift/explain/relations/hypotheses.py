@@ -221,26 +221,26 @@ def _distance(found: Array, predicted: Array, scale: float, stop: float = math.i
 
 def _ranked(trial: _Trial) -> list[Tested]:
     """What explains everything, best first. What leaves far more than another comes after it, whatever it fitted."""
-    fitting = [one for one in trial.tested if one.residual <= trial.limit]
-    named = [one for one in fitting if one.finding.label != "unknown"]
+    fitting = [tested for tested in trial.tested if tested.residual <= trial.limit]
+    named = [tested for tested in fitting if tested.finding.label != "unknown"]
     exact = named or fitting  # a tensor recognised without a name for it does not outdo a cause
-    least = min((one.residual for one in exact if one.measured), default=math.inf)
+    least = min((tested.residual for tested in exact if tested.measured), default=math.inf)
     enough = max(EXACT * least, min(trial.evidence.noise, STORED))
-    as_good = [one for one in exact if not one.measured or one.residual <= enough]
-    rest = [one for one in exact if one.measured and one.residual > enough]
+    as_good = [tested for tested in exact if not tested.measured or tested.residual <= enough]
+    rest = [tested for tested in exact if tested.measured and tested.residual > enough]
     return sorted(as_good, key=_preference) + sorted(rest, key=_preference)
 
 
-def _preference(one: Tested) -> tuple[int, int, float]:
-    return one.finding.free, -LABELS[one.finding.label].specificity, one.residual
+def _preference(tested: Tested) -> tuple[int, int, float]:
+    return tested.finding.free, -LABELS[tested.finding.label].specificity, tested.residual
 
 
-def _specific(one: Tested) -> bool:
-    return LABELS[one.finding.label].specificity > 0
+def _specific(tested: Tested) -> bool:
+    return LABELS[tested.finding.label].specificity > 0
 
 
 def _rival(ranked: Sequence[Tested]) -> Tested | None:
-    return next((one for one in ranked[1:] if one.finding.label != ranked[0].finding.label), None)
+    return next((tested for tested in ranked[1:] if tested.finding.label != ranked[0].finding.label), None)
 
 
 def _strength(trial: _Trial) -> float:
@@ -298,7 +298,7 @@ def _in_general(trial: _Trial, finding: Finding) -> Cause:
 
 def _cause(trial: _Trial, ranked: Sequence[Tested], confidence: float) -> Cause:
     best = ranked[0].finding
-    rest = sorted((one for one in trial.tested if one not in ranked), key=lambda one: one.residual)
+    rest = sorted((tested for tested in trial.tested if tested not in ranked), key=lambda one: one.residual)
     rival = _rival([*ranked, *rest])
     return Cause(
         best.label, best.sentence, confidence, LABELS[best.label].confirm, best.parameters,

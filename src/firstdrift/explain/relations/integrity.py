@@ -54,15 +54,15 @@ def overflow(evidence: Evidence) -> Iterator[Finding]:
 def nan_origin(evidence: Evidence) -> Iterator[Finding]:
     """found is not finite where expected is, and what it was computed from is finite."""
     lost = ~np.isfinite(floats(evidence.found)) & np.isfinite(floats(evidence.expected))
-    if not lost.any() or any(not np.isfinite(floats(one)).all() for one in evidence.candidate_inputs.values()):
+    if not lost.any() or any(not np.isfinite(floats(array)).all() for array in evidence.candidate_inputs.values()):
         return
     first = np.unravel_index(int(np.argmax(lost)), lost.shape)
     kind = "NaN" if np.isnan(floats(evidence.found)[lost]).any() else "infinite"
-    place = ", ".join(str(one) for one in first)
+    place = ", ".join(str(number) for number in first)
     said = (
         f"{int(lost.sum())} of {lost.size} elements are {kind}, the first at [{place}]; what they came from is finite"
     )
-    parameters = {"count": int(lost.sum()), "first": [int(one) for one in first]}
+    parameters = {"count": int(lost.sum()), "first": [int(number) for number in first]}
     yield Finding("nan-origin", said, None, FEW, parameters, 0.0)
 
 
@@ -106,7 +106,7 @@ def unwritten_rows(evidence: Evidence) -> Iterator[Finding]:
     expected, found = evidence.expected, evidence.found
     if not evidence.op.startswith(ROW_BY_ROW) or evidence.site.phase != "fwd" or expected.ndim < 2:
         return
-    a, b = (floats(one).reshape(-1, expected.shape[-1]) for one in (expected, found))
+    a, b = (floats(array).reshape(-1, expected.shape[-1]) for array in (expected, found))
     if a.shape[1] < FEWEST // 2 or not np.isfinite(b).all():
         return
     sizes = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
@@ -129,7 +129,7 @@ def rows_of_nothing(evidence: Evidence) -> Iterator[Finding]:
     expected, found = evidence.expected, evidence.found
     if expected.ndim < 2 or expected.shape[-1] < 2 or evidence.site.phase != "fwd":
         return
-    a, b = (floats(one).reshape(-1, expected.shape[-1]) for one in (expected, found))
+    a, b = (floats(array).reshape(-1, expected.shape[-1]) for array in (expected, found))
     empty = np.ptp(a, axis=1) == 0.0
     sizes = np.abs(a).max(axis=1)
     usual = float(sizes[~empty].max()) if not empty.all() else 0.0
@@ -226,7 +226,7 @@ def _random(dropped: Mask, live: Mask, p: float) -> bool:
     if not _chance(np.array([dropped.sum()]), np.array([live.sum()]), p):
         return False
     for axis in range(dropped.ndim):
-        others = tuple(one for one in range(dropped.ndim) if one != axis)
+        others = tuple(number for number in range(dropped.ndim) if number != axis)
         if not _chance(dropped.sum(axis=others), live.sum(axis=others), p):
             return False
     return True
@@ -246,7 +246,7 @@ def _mixed(expected: Floats, dropped: Mask, kept: Mask) -> bool:
             return False
     live = dropped | kept
     for axis in range(expected.ndim):
-        others = tuple(one for one in range(expected.ndim) if one != axis)
+        others = tuple(number for number in range(expected.ndim) if number != axis)
         several = live.sum(axis=others) > 1
         if several.any() and not (several & dropped.any(axis=others) & kept.any(axis=others)).any():
             return False

@@ -140,10 +140,10 @@ def _splits(evidence: Evidence) -> Iterator[Shape]:
     if not 2 <= len(shape) <= 3:
         return
     last, heads = shape[-1], heads_of(evidence)
-    numbers = [one for one in range(3, last // 3 + 1) if last % one == 0][:SPLITS]
-    for one in [heads] if heads else numbers:
-        if last % one == 0:
-            yield (*shape[:-1], one, last // one)
+    numbers = [number for number in range(3, last // 3 + 1) if last % number == 0][:SPLITS]
+    for number in [heads] if heads else numbers:
+        if last % number == 0:
+            yield (*shape[:-1], number, last // number)
 
 
 def _told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:

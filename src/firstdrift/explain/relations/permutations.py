@@ -122,8 +122,8 @@ def _every_axis(evidence: Evidence) -> Iterator[Slices]:
 
 def _divisors(count: int) -> list[int]:
     """The divisors above 1, largest first."""
-    small = [one for one in range(1, int(count**0.5) + 1) if count % one == 0]
-    return sorted({*small, *(count // one for one in small)} - {1}, reverse=True)
+    small = [number for number in range(1, int(count**0.5) + 1) if count % number == 0]
+    return sorted({*small, *(count // number for number in small)} - {1}, reverse=True)
 
 
 def _told(evidence: Evidence, one: Slices, order: Order) -> tuple[str, str, int, dict[str, object]]:

@@ -30,7 +30,9 @@ Floats = NDArray[np.float64]
 def heads_of(evidence: Evidence) -> int | None:
     """The number of attention heads that the reference recorded."""
     numbers = (evidence.attrs.get(key) for key in HEADS)
-    return next((one for one in numbers if isinstance(one, int) and not isinstance(one, bool) and one > 1), None)
+    return next(
+        (number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and number > 1), None
+    )
 
 
 def shape_of_difference(evidence: Evidence, predicted: Array) -> str:
@@ -68,7 +70,7 @@ def _by_axis(square: Floats) -> list[str]:
     names = AXES.get(square.ndim, tuple(f"axis {axis}" for axis in range(square.ndim)))
     texts = []
     for axis, name in enumerate(names):
-        others = tuple(one for one in range(square.ndim) if one != axis)
+        others = tuple(number for number in range(square.ndim) if number != axis)
         texts.append(_holders(square.sum(axis=others), name))
     return [text for text in texts if text]
 
@@ -141,7 +143,7 @@ def _few_rows(square: Floats) -> str:
     held = _held(rows.reshape(-1)) if rows.ndim > 1 else np.zeros(0, np.intp)
     if not len(held):
         return ""
-    first = ", ".join(str(int(one)) for one in np.unravel_index(int(held[0]), rows.shape))
+    first = ", ".join(str(int(number)) for number in np.unravel_index(int(held[0]), rows.shape))
     return f"{len(held)} of {rows.size} rows, the first at [{first}]"
 
 
@@ -152,7 +154,7 @@ def _agreeing(evidence: Evidence, square: Floats, predicted: Array) -> list[str]
     names = AXES.get(square.ndim, tuple(f"axis {axis}" for axis in range(square.ndim)))
     texts = []
     for axis, name in enumerate(names):
-        others = tuple(one for one in range(square.ndim) if one != axis)
+        others = tuple(number for number in range(square.ndim) if number != axis)
         right = square.sum(axis=others) <= allowed * size.sum(axis=others)
         if right.any() and square.shape[axis] > 1:
             texts.append(_slices(name, np.flatnonzero(right), right.size))
@@ -161,7 +163,7 @@ def _agreeing(evidence: Evidence, square: Floats, predicted: Array) -> list[str]
 
 def _everywhere(found: Array, predicted: Array) -> str:
     """One plain fact of a difference that is everywhere: each row has its own factor, or how alike the two are."""
-    a, b = (np.asarray(one, np.float64).reshape(-1, one.shape[-1]) for one in (predicted, found))
+    a, b = (np.asarray(array, np.float64).reshape(-1, array.shape[-1]) for array in (predicted, found))
     whole = float(np.linalg.norm(b - a))
     last = "column" if found.ndim == 2 else "channel"
     for name, axis in (("row", 1), (last, 0)) if min(a.shape) >= FEW_OF else ():

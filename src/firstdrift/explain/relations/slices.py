@@ -53,7 +53,7 @@ def slices(evidence: Evidence, axis: int) -> Slices | None:
         return None
     rest = evidence.expected.size // count
     at = positions(rest, max(1, min(WIDEST, FINGERPRINT // count)))
-    expected, found = (_columns(one, axis, at) for one in (evidence.expected, evidence.found))
+    expected, found = (_columns(array, axis, at) for array in (evidence.expected, evidence.found))
     if not (np.isfinite(expected).all() and np.isfinite(found).all()):
         return None
     size = max(float(np.linalg.norm(expected)), float(np.linalg.norm(found))) / np.sqrt(count)

@@ -76,13 +76,13 @@ def exchanged(evidence: Evidence) -> Iterator[Finding]:
     for other in evidence.around.sites(site.phase):
         if other == site or other.port != site.port or (other.step, other.call, other.sample) != now:
             continue
-        theirs = evidence.around.reference(other)
-        if theirs is None or not _alike(evidence, theirs, evidence.found):
+        candidate = evidence.around.reference(other)
+        if candidate is None or not _alike(evidence, candidate, evidence.found):
             continue
         back = evidence.around.candidate(other)
         if back is not None and back.shape == evidence.found.shape and agrees(evidence, back, evidence.expected):
             said = f"found is the reference's {other.name}, and the candidate's {other.name} is what was expected here"
-            yield Finding("swapped-operands", said, theirs, 0, {"site": list(other)})
+            yield Finding("swapped-operands", said, candidate, 0, {"site": list(other)})
 
 
 def call_count(evidence: Evidence) -> Iterator[Finding]:
@@ -93,11 +93,11 @@ def call_count(evidence: Evidence) -> Iterator[Finding]:
         return
     if not _told_apart(evidence, evidence.found) or not _told_apart(evidence, evidence.expected):
         return
-    theirs, ours = evidence.around.reference(following), evidence.around.candidate(following)
-    if theirs is not None and _alike(evidence, theirs, evidence.found):
+    candidate, reference = evidence.around.reference(following), evidence.around.candidate(following)
+    if candidate is not None and _alike(evidence, candidate, evidence.found):
         said = f"call {site.call} is the reference's call {following.call}: a call is missing before it"
-        yield Finding("call-count", said, theirs, 0, {"call": site.call, "reference_call": following.call})
-    if ours is not None and _alike(evidence, ours, evidence.expected):
+        yield Finding("call-count", said, candidate, 0, {"call": site.call, "reference_call": following.call})
+    if reference is not None and _alike(evidence, reference, evidence.expected):
         said = f"what was expected of call {site.call} comes in call {following.call}: there is one call more"
         yield Finding("call-count", said, None, 0, {"call": following.call, "reference_call": site.call}, 0.0)
 
@@ -173,10 +173,10 @@ def _told_apart(evidence: Evidence, value: Array) -> bool:
 
 def _handed_on(evidence: Evidence, site: Site) -> bool:
     """Whether a site has the drift too, as a module's input has that was handed to its first part."""
-    ours, theirs = evidence.around.reference(site), evidence.around.candidate(site)
-    if ours is None or theirs is None:
+    reference, candidate = evidence.around.reference(site), evidence.around.candidate(site)
+    if reference is None or candidate is None:
         return False
-    return _alike(evidence, ours, evidence.expected) and _alike(evidence, theirs, evidence.found)
+    return _alike(evidence, reference, evidence.expected) and _alike(evidence, candidate, evidence.found)
 
 
 def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site | None:

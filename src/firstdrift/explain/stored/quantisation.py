@@ -36,8 +36,8 @@ def quantised(evidence: Evidence) -> Iterator[Finding]:
     """found lies on a grid of few equal steps, expected does not, and they are about half a step apart at most."""
     if not _usable(evidence):
         return
-    for one in _groupings(evidence.found, evidence.expected):
-        found, expected = _some(one.rows), _some(one.others)
+    for grouping in _groupings(evidence.found, evidence.expected):
+        found, expected = _some(grouping.rows), _some(grouping.others)
         steps, levels, good = grid(found)
         if good.mean() < SHARE or grid(expected)[2].mean() > 1 - SHARE:
             continue
@@ -45,8 +45,9 @@ def quantised(evidence: Evidence) -> Iterator[Finding]:
         if (off <= 0.51).mean() < SHARE:
             continue
         bits = next(bits for most, bits in BITS.items() if levels[good].max() <= most)
-        said = f"found lies on a grid of {int(levels[good].max()) + 1} levels per {one.name}, as {bits}-bit integers do"
-        yield Finding("quantisation", said, None, 1, {"bits": bits, "per": one.name}, 0.0)
+        many = int(levels[good].max()) + 1
+        said = f"found lies on a grid of {many} levels per {grouping.name}, as {bits}-bit integers do"
+        yield Finding("quantisation", said, None, 1, {"bits": bits, "per": grouping.name}, 0.0)
         return
 
 
@@ -56,8 +57,8 @@ def zero_point(evidence: Evidence) -> Iterator[Finding]:
         yield from _shifted_integers(evidence)
     if not _usable(evidence):
         return
-    for one in _groupings(evidence.expected, evidence.found):
-        expected, found = floats(one.rows), floats(one.others)
+    for grouping in _groupings(evidence.expected, evidence.found):
+        expected, found = floats(grouping.rows), floats(grouping.others)
         steps, _, good = grid(_some(expected))
         if good.mean() < SHARE:
             continue
@@ -71,9 +72,9 @@ def zero_point(evidence: Evidence) -> Iterator[Finding]:
             or (np.abs(chosen[good] / steps[good] - times) > STRAIGHT).any()
         ):
             continue
-        predicted = _ungrouped(expected + shift[:, None], one, evidence)
-        said = f"found is {typical:+.0f} steps of the quantisation grid away, per {one.name}"
-        yield Finding("zero-point", said, predicted, 1, {"steps": int(typical), "per": one.name})
+        predicted = _ungrouped(expected + shift[:, None], grouping, evidence)
+        said = f"found is {typical:+.0f} steps of the quantisation grid away, per {grouping.name}"
+        yield Finding("zero-point", said, predicted, 1, {"steps": int(typical), "per": grouping.name})
         return
 
 
@@ -122,9 +123,9 @@ def _some(rows: Array) -> Floats:
     return floats(rows[_chosen(len(rows)), :MEMBERS])
 
 
-def _ungrouped(rows: Floats, one: Grouping, evidence: Evidence) -> Floats:
+def _ungrouped(rows: Floats, grouping: Grouping, evidence: Evidence) -> Floats:
     shape = evidence.expected.shape
-    if one.name == f"channel of axis {len(shape) - 1}":
+    if grouping.name == f"channel of axis {len(shape) - 1}":
         return np.moveaxis(rows.reshape(shape[-1], *shape[:-1]), 0, -1)
     return rows.reshape(shape)
 

@@ -23,16 +23,16 @@ def of_another(evidence: Evidence) -> Iterator[Finding]:
     if not is_weight(evidence) or len(np.unique(evidence.found.ravel()[:SCREEN])) < 2:
         return
     for site in _others(evidence):
-        theirs = evidence.around.reference(site)
-        if theirs is None or not _equal(evidence, theirs, evidence.found):
+        candidate = evidence.around.reference(site)
+        if candidate is None or not _equal(evidence, candidate, evidence.found):
             continue
         back = evidence.around.candidate(site)
         if back is not None and _equal(evidence, back, evidence.expected):
             sentence = f"these weights and those of {_name(site)} are exchanged"
-            yield Finding("weight-swap", sentence, floats(theirs), 0, {"with": _name(site)})
+            yield Finding("weight-swap", sentence, floats(candidate), 0, {"with": _name(site)})
         else:
             yield Finding(
-                "wrong-weight", f"these are the weights of {_name(site)}", floats(theirs), 0, {"of": _name(site)}
+                "wrong-weight", f"these are the weights of {_name(site)}", floats(candidate), 0, {"of": _name(site)}
             )
         return
 
@@ -42,11 +42,11 @@ def untied(evidence: Evidence) -> Iterator[Finding]:
     if not is_weight(evidence) or evidence.expected.ndim < 2:
         return
     for site in _others(evidence):
-        ours = evidence.around.reference(site)
-        if ours is None or not np.array_equal(ours, evidence.expected):
+        reference = evidence.around.reference(site)
+        if reference is None or not np.array_equal(reference, evidence.expected):
             continue
-        theirs = evidence.around.candidate(site)
-        if theirs is not None and _equal(evidence, theirs, evidence.expected):
+        candidate = evidence.around.candidate(site)
+        if candidate is not None and _equal(evidence, candidate, evidence.expected):
             sentence = f"the reference shares this weight with {_name(site)}, and the candidate has another"
             parameters = {"tied_to": _name(site)}
             yield Finding("untied-head", sentence, None, evidence.found.size - 1, parameters, residual=0.0)
@@ -57,16 +57,16 @@ def not_loaded(evidence: Evidence) -> Iterator[Finding]:
     """Numbers that have nothing to do with the reference's: what the module was initialised with."""
     if not is_weight(evidence) or evidence.found.size < LEAST or not np.isfinite(evidence.found).all():
         return
-    ours, theirs = floats(evidence.expected), floats(evidence.found)
-    a, b = ours - ours.mean(), theirs - theirs.mean()
+    reference, candidate = floats(evidence.expected), floats(evidence.found)
+    a, b = reference - reference.mean(), candidate - candidate.mean()
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     if size == 0 or abs(float(np.vdot(a, b))) / size > min(0.25, 5 / np.sqrt(a.size)) or _turned(evidence):
         return
     sentence = (
-        f"the weights have nothing in common with the reference's (standard deviation {theirs.std():.3g}, there "
-        f"{ours.std():.3g}): not loaded, or another tensor's"
+        f"the weights have nothing in common with the reference's (standard deviation {candidate.std():.3g}, there "
+        f"{reference.std():.3g}): not loaded, or another tensor's"
     )
-    parameters = {"std": float(theirs.std()), "reference_std": float(ours.std())}
+    parameters = {"std": float(candidate.std()), "reference_std": float(reference.std())}
     yield Finding("wrong-weight", sentence, None, evidence.found.size, parameters, residual=0.0)
 
 
@@ -74,8 +74,8 @@ def _turned(evidence: Evidence) -> bool:
     """Whether rows or columns have kept their lengths: then the weights may be the same, rotated."""
     if evidence.found.ndim < 2:
         return False
-    ours, theirs = (floats(one).reshape(len(one), -1) for one in (evidence.expected, evidence.found))
-    lengths = [(np.linalg.norm(ours, axis=axis), np.linalg.norm(theirs, axis=axis)) for axis in (0, 1)]
+    reference, candidate = (floats(array).reshape(len(array), -1) for array in (evidence.expected, evidence.found))
+    lengths = [(np.linalg.norm(reference, axis=axis), np.linalg.norm(candidate, axis=axis)) for axis in (0, 1)]
     return any(agree(evidence, np.sort(a), np.sort(b)) for a, b in lengths)
 
 

@@ -28,14 +28,14 @@ def other_zero_point(evidence: Evidence) -> Iterator[Finding]:
         return
     expected, found = floats(evidence.expected), floats(evidence.found)
     for name, axis, size in _groupings(found - expected, _slack(evidence, expected, found)):
-        ours, theirs = (_lines(one, axis).reshape(-1, size) for one in (expected, found))
-        moved = (theirs - ours).mean(1, keepdims=True)
-        counts = _steps(ours, moved, evidence)
+        reference, candidate = (_lines(array, axis).reshape(-1, size) for array in (expected, found))
+        moved = (candidate - reference).mean(1, keepdims=True)
+        counts = _steps(reference, moved, evidence)
         if counts is None:
             continue
         lines = _lines(expected, axis)
-        predicted = _restored((ours + moved).reshape(lines.shape), axis, expected.shape)
-        several = sorted({int(one) for one in counts if one})
+        predicted = _restored((reference + moved).reshape(lines.shape), axis, expected.shape)
+        several = sorted({int(count) for count in counts if count})
         shown = ", ".join(map(str, several[:TOLD])) if len(several) <= 4 else f"{several[0]} to {several[-1]}"
         sentence = f"the zero point is off by {shown} step{'s' if several != [1] else ''} per {name}"
         steps = several[0] if len(several) == 1 else several[:TOLD]
@@ -85,13 +85,13 @@ def _restored(lines: Floats, axis: int | None, shape: tuple[int, ...]) -> Floats
     return np.moveaxis(lines.reshape(*rest, shape[axis]), -1, axis)
 
 
-def _steps(ours: Floats, moved: Floats, evidence: Evidence) -> list[int] | None:
+def _steps(reference: Floats, moved: Floats, evidence: Evidence) -> list[int] | None:
     """By how many steps some groups are moved, where the numbers of each lie whole steps apart; else None.
 
     The step of a group is the longest of which both the move and all distances within it are whole multiples.
     """
-    groups = np.unique(np.linspace(0, len(ours) - 1, min(SCREENED, len(ours))).astype(np.intp))
-    some, by = ours[groups, :NUMBERS], moved[groups]
+    groups = np.unique(np.linspace(0, len(reference) - 1, min(SCREENED, len(reference))).astype(np.intp))
+    some, by = reference[groups, :NUMBERS], moved[groups]
     apart = np.diff(np.sort(some, 1), axis=1)
     noise = limit(evidence) * np.abs(some).max(1, keepdims=True)
     still = np.abs(by) <= np.maximum(2 * noise, 1e-3 * np.abs(moved).max())
@@ -157,20 +157,20 @@ def quantised(evidence: Evidence) -> Iterator[Finding]:
     if not is_weight(evidence) or not np.isfinite(evidence.found).all():
         return
     expected, found = floats(evidence.expected), floats(evidence.found)
-    for name, ours, theirs in _grouped(expected, found):
-        grid = grid_of(theirs[:SCREENED])
-        if grid is None or distance(grid.nearest(ours[:SCREENED]), theirs[:SCREENED]) > 1e-3:
+    for name, reference, candidate in _grouped(expected, found):
+        grid = grid_of(candidate[:SCREENED])
+        if grid is None or distance(grid.nearest(reference[:SCREENED]), candidate[:SCREENED]) > 1e-3:
             continue
-        if distance(grid.nearest(ours[:SCREENED]), ours[:SCREENED]) <= 1e-6:
+        if distance(grid.nearest(reference[:SCREENED]), reference[:SCREENED]) <= 1e-6:
             continue  # the reference lies on the same grid
-        whole = grid_of(theirs, (grid.bits, grid.symmetric))
+        whole = grid_of(candidate, (grid.bits, grid.symmetric))
         if whole is None:
             continue
-        predicted = _ungrouped(name, whole.nearest(ours), found.shape)
-        plain = np.allclose(np.abs(theirs).max(1), np.abs(ours).max(1), rtol=1e-2)
+        predicted = _ungrouped(name, whole.nearest(reference), found.shape)
+        plain = np.allclose(np.abs(candidate).max(1), np.abs(reference).max(1), rtol=1e-2)
         sentence = f"the weights lie on a grid of {whole.bits} bits, one step size per {name}"
         yield Finding(
-            "quantisation", sentence, predicted, 0 if plain else len(theirs), {"bits": whole.bits, "per": name}
+            "quantisation", sentence, predicted, 0 if plain else len(candidate), {"bits": whole.bits, "per": name}
         )
         return
 
@@ -217,9 +217,9 @@ def _grouped(expected: Floats, found: Floats) -> Iterator[tuple[str, Floats, Flo
         shapes.append(("row", (len(found), found.size // len(found))))
     shapes += [(f"group of {size}", (-1, size)) for size in reversed(GROUPS) if found.shape[-1] % size == 0]
     for name, shape in shapes:
-        ours, theirs = expected.reshape(shape), found.reshape(shape)
-        if ours.shape[1] >= SMALLEST and ours.size >= 2 * SMALLEST:
-            yield name, ours, theirs
+        reference, candidate = expected.reshape(shape), found.reshape(shape)
+        if reference.shape[1] >= SMALLEST and reference.size >= 2 * SMALLEST:
+            yield name, reference, candidate
         if name == "row" and len(found) >= SMALLEST:
             yield "column", expected.reshape(shape).T, found.reshape(shape).T
 

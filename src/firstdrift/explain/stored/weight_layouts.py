@@ -183,14 +183,14 @@ def rows_tiled(evidence: Evidence) -> Iterator[Finding]:
         return
     expected, found = floats(evidence.expected), floats(evidence.found)
     count = len(expected)
-    ours, theirs = signatures(expected, 0), signatures(found, 0)
+    reference, candidate = signatures(expected, 0), signatures(found, 0)
     for repeats in (n for n in range(2, count + 1) if count % n == 0):
         for heads in (n for n in range(2, count // repeats + 1) if (count // repeats) % n == 0):
             size = count // (repeats * heads)
             numbers = np.arange(count).reshape(heads, repeats, size)
             tiled = numbers.swapaxes(0, 1).ravel()
-            alike = distance(ours.reshape(heads, repeats, size)[:, :1].repeat(repeats, 1).ravel(), ours)
-            if alike <= 2 * limit(evidence) and distance(ours[tiled], theirs) <= 2 * limit(evidence):
+            alike = distance(reference.reshape(heads, repeats, size)[:, :1].repeat(repeats, 1).ravel(), reference)
+            if alike <= 2 * limit(evidence) and distance(reference[tiled], candidate) <= 2 * limit(evidence):
                 sentence = f"the {heads} key/value heads are tiled {repeats} times instead of each repeated"
                 parameters = {"kv_heads": heads, "repeats": repeats}
                 yield Finding("gqa-order", sentence, expected[tiled], 0, parameters)

@@ -27,8 +27,8 @@ class Graft:
     """The candidate's call in the place of its counterpart; `written` are the calls of the candidate's that it needs
     and that the reference has not, itself last. It may work on what the counterpart makes, which it then `keeps`."""
 
-    ours: int
-    theirs: int
+    reference: int
+    candidate: int
     fragment: Fragment
     written: tuple[int, ...]
     keeps: bool = False
@@ -42,16 +42,16 @@ class Aligned:
     counterparts: Mapping[int, int]
 
     @property
-    def ours(self) -> Rerun:
+    def reference(self) -> Rerun:
         """The reference's program."""
-        return self.lined.ours
+        return self.lined.reference
 
     @property
-    def theirs(self) -> Rerun:
+    def candidate(self) -> Rerun:
         """The candidate's program."""
-        return self.lined.theirs
+        return self.lined.candidate
 
-    def reference(self, ref: Ref) -> Ref | None:
+    def counterpart(self, ref: Ref) -> Ref | None:
         """The reference's value in the place of one of the candidate's; None where it has none."""
         own = self.lined.twins.get(ref)
         if own is None and ref.node in self.counterparts:
@@ -61,41 +61,45 @@ class Aligned:
     @cached_property
     def grafts(self) -> list[Graft]:
         """Every call that the candidate makes otherwise, in the reference's order."""
-        found = [self._graft(ours, theirs) for theirs, ours in self.counterparts.items()]
-        return sorted((one for one in found if one is not None), key=lambda one: self.place[one.ours])
+        found = [self._graft(reference, candidate) for candidate, reference in self.counterparts.items()]
+        return sorted((graft for graft in found if graft is not None), key=lambda one: self.place[one.reference])
 
     @cached_property
     def place(self) -> dict[int, int]:
         """Where each of the reference's nodes comes."""
-        return {number: at for at, number in enumerate(self.ours.order)}
+        return {number: at for at, number in enumerate(self.reference.order)}
 
     @cached_property
     def apart(self) -> frozenset[int]:
         """The reference's calls that the candidate does not make alike."""
-        like = set(self.counterparts.values()) - {one.ours for one in self.grafts}
-        return frozenset(_apart(self.ours, self.lined.equal)) - like
+        like = set(self.counterparts.values()) - {graft.reference for graft in self.grafts}
+        return frozenset(_apart(self.reference, self.lined.equal)) - like
 
-    def _graft(self, ours: int, theirs: int) -> Graft | None:
-        another = base(self.ours.calls[ours]) != base(self.theirs.calls[theirs])
-        twin = self.lined.twins.get(self.theirs.target) if ours == self.ours.target.node and another else None
+    def _graft(self, reference: int, candidate: int) -> Graft | None:
+        another = base(self.reference.calls[reference]) != base(self.candidate.calls[candidate])
+        twin = (
+            self.lined.twins.get(self.candidate.target) if reference == self.reference.target.node and another else None
+        )
         if twin is not None:  # what is asked about is a value that the reference has elsewhere
-            return Graft(ours, theirs, Fragment((), (twin,)), ())
-        writing = _Writing(self, ours)
-        if not writing.call(theirs):
+            return Graft(reference, candidate, Fragment((), (twin,)), ())
+        writing = _Writing(self, reference)
+        if not writing.call(candidate):
             return None
-        mine, other = self.ours.calls[ours], writing.calls[-1]
+        mine, other = self.reference.calls[reference], writing.calls[-1]
         if len(writing.calls) == 1 and mine.op == other.op and _same(mine, other):
             return None
-        fragment = Fragment(tuple(writing.calls), self._results(ours, writing))
-        return Graft(ours, theirs, fragment, tuple(writing.made), writing.kept is not None)
+        fragment = Fragment(tuple(writing.calls), self._results(reference, writing))
+        return Graft(reference, candidate, fragment, tuple(writing.made), writing.kept is not None)
 
-    def _results(self, ours: int, writing: _Writing) -> tuple[Ref, ...]:
+    def _results(self, reference: int, writing: _Writing) -> tuple[Ref, ...]:
         """What stands for the results: of the tensor that is asked about, the one that the candidate asks about."""
-        last, target = len(writing.calls) - 1, self.ours.target
-        if ours != target.node or target.at == self.theirs.target.at:
+        last, target = len(writing.calls) - 1, self.reference.target
+        if reference != target.node or target.at == self.candidate.target.at:
             return ()
-        count = len(self.ours.calls[ours].results)
-        return tuple(local(last, self.theirs.target.at) if at == target.at else Ref(ours, at) for at in range(count))
+        count = len(self.reference.calls[reference].results)
+        return tuple(
+            local(last, self.candidate.target.at) if at == target.at else Ref(reference, at) for at in range(count)
+        )
 
 
 def _same(one: Call, other: Call) -> bool:
@@ -113,8 +117,8 @@ def _plain(item: Any) -> Any:
 class _Writing:
     """The candidate's calls as the reference could make them, at one place of its order."""
 
-    def __init__(self, aligned: Aligned, ours: int) -> None:
-        self.aligned, self.ours = aligned, ours
+    def __init__(self, aligned: Aligned, reference: int) -> None:
+        self.aligned, self.reference = aligned, reference
         self.kept: int | None = None  # where the reference's own call is written
         self.calls: list[Call] = []
         self.made: list[int] = []
@@ -125,7 +129,7 @@ class _Writing:
         """Write a call and what it needs; whether it is not too much."""
         if number in self._written or len(self.calls) > MOST_WRITTEN:
             return number in self._written
-        call = self.aligned.theirs.calls[number]
+        call = self.aligned.candidate.calls[number]
         args, kwargs = self._item(call.args), self._item(dict(call.kwargs))
         self.calls.append(Call(call.op, args, kwargs, ()))
         self._written[number] = len(self.calls) - 1
@@ -146,42 +150,42 @@ class _Writing:
 
     def _reference(self, ref: Ref) -> Ref | None:
         """The reference's value in the place of one of the candidate's, where it is there by now."""
-        own = self.aligned.reference(ref)
-        if own is not None and own.node == self.ours and self.aligned.lined.twins.get(ref) == own:
+        own = self.aligned.counterpart(ref)
+        if own is not None and own.node == self.reference and self.aligned.lined.twins.get(ref) == own:
             return self._own(own.at)
         return own if own is not None and self._is_there(own) else None
 
     def _own(self, at: int) -> Ref:
         """What the reference's own call makes."""
         if self.kept is None:
-            self.calls.append(self.aligned.ours.calls[self.ours])
+            self.calls.append(self.aligned.reference.calls[self.reference])
             self.kept = len(self.calls) - 1
         return local(self.kept, at)
 
     def _is_there(self, ref: Ref) -> bool:
-        ours = self.aligned.ours
+        reference = self.aligned.reference
         return (
-            ref in ours.given
-            or ref.node not in ours.calls
-            or self.aligned.place[ref.node] < self.aligned.place[self.ours]
+            ref in reference.given
+            or ref.node not in reference.calls
+            or self.aligned.place[ref.node] < self.aligned.place[self.reference]
         )
 
     def _made(self, ref: Ref) -> Ref:
-        theirs = self.aligned.theirs
-        call = theirs.calls.get(ref.node)
-        if ref in theirs.given or call is None or call.drawn is not None or not self.call(ref.node):
-            self.calls.append(made_by("clone.default", theirs.array(ref)))
+        candidate = self.aligned.candidate
+        call = candidate.calls.get(ref.node)
+        if ref in candidate.given or call is None or call.drawn is not None or not self.call(ref.node):
+            self.calls.append(made_by("clone.default", candidate.array(ref)))
             return local(len(self.calls) - 1)
         return local(self._written[ref.node], ref.at)
 
 
 def aligned(lined: Lined) -> Aligned:
     """Find the counterparts of what both sides do not compute alike."""
-    ours, theirs = _apart(lined.ours, lined.equal), _apart(lined.theirs, frozenset(lined.twins))
-    found = _in_one_order(lined, ours, theirs)
-    mine, other = lined.ours.target.node, lined.theirs.target.node
-    ends = mine in lined.ours.calls and other in lined.theirs.calls
-    if ends and (other not in found or base(lined.ours.calls[mine]) == base(lined.theirs.calls[other])):
+    reference, candidate = _apart(lined.reference, lined.equal), _apart(lined.candidate, frozenset(lined.twins))
+    found = _in_one_order(lined, reference, candidate)
+    mine, other = lined.reference.target.node, lined.candidate.target.node
+    ends = mine in lined.reference.calls and other in lined.candidate.calls
+    if ends and (other not in found or base(lined.reference.calls[mine]) == base(lined.candidate.calls[other])):
         found = {one: own for one, own in found.items() if own != mine} | {other: mine}
     return Aligned(lined, found)
 
@@ -194,19 +198,22 @@ def _apart(rerun: Rerun, same: frozenset[Ref]) -> list[int]:
     ]  # fmt: skip
 
 
-def _in_one_order(lined: Lined, ours: Sequence[int], theirs: Sequence[int]) -> dict[int, int]:
+def _in_one_order(lined: Lined, reference: Sequence[int], candidate: Sequence[int]) -> dict[int, int]:
     """The counterparts that have most in common and come in one order, by the candidate's call."""
-    mine, others = [_Facts.of(lined.ours, one) for one in ours], [_Facts.of(lined.theirs, one) for one in theirs]
-    likeness = [[one.likeness(other) for other in others] for one in mine]
-    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
-    for i in range(len(ours) - 1, -1, -1):
-        for j in range(len(theirs) - 1, -1, -1):
+    mine, others = (
+        [_Facts.of(lined.reference, number) for number in reference],
+        [_Facts.of(lined.candidate, number) for number in candidate],
+    )
+    likeness = [[facts.likeness(other) for other in others] for facts in mine]
+    best = [[0.0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
+    for i in range(len(reference) - 1, -1, -1):
+        for j in range(len(candidate) - 1, -1, -1):
             both = likeness[i][j] + best[i + 1][j + 1] if likeness[i][j] else 0.0
             best[i][j] = max(best[i + 1][j], best[i][j + 1], both)
     found, i, j = dict[int, int](), 0, 0
-    while i < len(ours) and j < len(theirs):
+    while i < len(reference) and j < len(candidate):
         if likeness[i][j] and best[i][j] == likeness[i][j] + best[i + 1][j + 1]:
-            found[theirs[j]] = ours[i]
+            found[candidate[j]] = reference[i]
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
             i += 1

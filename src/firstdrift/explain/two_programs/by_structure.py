@@ -16,24 +16,29 @@ def stays(asked: Asked) -> bool:
     site = asked.site
     if site.phase == "weight_after":
         return not np.any(asked.found)
-    before = asked.replays.theirs.array(site._replace(step=site.step - 1)) if site.step else np.zeros_like(asked.found)
+    before = (
+        asked.replays.counterparts.array(site._replace(step=site.step - 1)) if site.step else np.zeros_like(asked.found)
+    )
     return site.phase == "optim" and before is not None and np.array_equal(before, asked.found)
 
 
 def by_path(asked: Asked, rerun: Rerun | None) -> Answer | None:
     """A path that only one side's gradient has."""
     replays, site = asked.replays, asked.site
-    theirs, own, noise = replays.own_rerun(site), replays.own_site(site), max(asked.noise, paths.LEAST)
-    first = replays.theirs.array(replays.first(site)) if rerun is None else rerun.array(rerun.target)
-    if theirs is None or own is None or first is None or replays.own is None:
+    candidate, own, noise = replays.own_rerun(site), replays.own_site(site), max(asked.noise, paths.LEAST)
+    first = replays.counterparts.array(replays.first(site)) if rerun is None else rerun.array(rerun.target)
+    if candidate is None or own is None or first is None or replays.own is None:
         return None
-    said, label = paths.one_path_more(theirs, np.asarray(first, np.float64), noise), "gradient-formula"
+    said, label = paths.one_path_more(candidate, np.asarray(first, np.float64), noise), "gradient-formula"
     if said is None and rerun is not None:
-        said, label = paths.one_path_less(rerun, np.asarray(theirs.array(theirs.target)), noise), "gradient-missing"
-    ours = replays.step(site)
-    if said is None or ours is None:
+        said, label = (
+            paths.one_path_less(rerun, np.asarray(candidate.array(candidate.target)), noise),
+            "gradient-missing",
+        )
+    reference = replays.step(site)
+    if said is None or reference is None:
         return None
-    said += paths.detached(ours, theirs.step, site, own)
+    said += paths.detached(reference, candidate.step, site, own)
     return Answer(label, said, {}, asked.found, 0.0, 6.0, 0, both=True)
 
 
@@ -43,7 +48,7 @@ def goes_on(asked: Asked, lined: Lined) -> Answer | None:
     if more is None:
         return None
     label, said, count = more
-    place = line_of(lined.ours, lined.ours.target.node)
+    place = line_of(lined.reference, lined.reference.target.node)
     return Answer(
         label, f"{place}: {said}" if place else said, {"more": count}, asked.found, 0.0, 4.0 * count, 0, both=True
     )

@@ -21,36 +21,41 @@ MOST_MORE = 16  # calls that only the candidate makes, and still are one change
 
 def ends_earlier(lined: Lined) -> Iterator[Change]:
     """The candidate gives what the reference goes on from: the calls behind it are left out."""
-    earlier = lined.same.get(lined.theirs.target)
-    target = lined.ours.target
-    if earlier is None or target.node not in lined.ours.calls or lined.ours.shape(earlier) != lined.ours.shape(target):
+    earlier = lined.same.get(lined.candidate.target)
+    target = lined.reference.target
+    if (
+        earlier is None
+        or target.node not in lined.reference.calls
+        or lined.reference.shape(earlier) != lined.reference.shape(target)
+    ):
         return
-    calls = between(lined.ours, target, earlier)
+    calls = between(lined.reference, target, earlier)
     if not calls:
         return
-    last = Around(lined.ours, target.node)
+    last = Around(lined.reference, target.node)
     label = dropped_label(calls, earlier)
-    said = f"{names(calls)} {'is' if len(calls) == 1 else 'are'} left out: {told(lined.ours, earlier)} is what remains"
-    said += _elsewhere(calls, lined.theirs, lined.ours)
+    are = "is" if len(calls) == 1 else "are"
+    said = f"{names(calls)} {are} left out: {told(lined.reference, earlier)} is what remains"
+    said += _elsewhere(calls, lined.candidate, lined.reference)
     results = tuple(earlier if at == target.at else Ref(target.node, at) for at in range(len(last.call.results)))
     edit = last.instead(last.call, results=results)
     yield Change("ends earlier", label, said, edit, 4.0, at=calls[-1].number)
 
 
-def _elsewhere(calls: Sequence[Around], theirs: Rerun, ours: Rerun) -> str:
+def _elsewhere(calls: Sequence[Around], candidate: Rerun, reference: Rerun) -> str:
     """That the candidate makes the calls of something else, where it does."""
-    wanted, first = _site(ours, ours.target), calls[0]
+    wanted, first = _site(reference, reference.target), calls[0]
     if first.call.part != PART:
         return ""
-    place = ours.place(first.number)
+    place = reference.place(first.number)
     if wanted is None or place is None:
         return ""
-    for number, call in theirs.step.calls():
-        other = theirs.place(number) if base(call) == first.op and number not in theirs.calls else None
+    for number, call in candidate.step.calls():
+        other = candidate.place(number) if base(call) == first.op and number not in candidate.calls else None
         if other is None or other.function != place.function or PurePath(other.file).name != PurePath(place.file).name:
             continue
         for ref in reads(call)[:1]:
-            site = _site(theirs, ref)
+            site = _site(candidate, ref)
             if site is not None and (site.name, site.port.split(".")[0]) == (wanted.name, wanted.port.split(".")[0]):
                 return f"; the candidate makes {first.written} of {site_told(site)}"
     return ""
@@ -75,11 +80,11 @@ def _site(rerun: Rerun, ref: Ref) -> Site | None:
 def goes_on(lined: Lined) -> tuple[str, str, int] | None:
     """What the candidate makes of what the reference leaves as it is: label, sentence, and how many calls are not
     the reference's as well."""
-    target = lined.ours.target
+    target = lined.reference.target
     known = [ref for ref, own in lined.same.items() if own == target]
-    if not known or not lined.ours.array(target).any():
+    if not known or not lined.reference.array(target).any():
         return None
-    rerun = lined.theirs
+    rerun = lined.candidate
     calls = between(rerun, rerun.target, max(known))
     if not calls or rerun.target in lined.same:
         return None
@@ -87,10 +92,10 @@ def goes_on(lined: Lined) -> tuple[str, str, int] | None:
     more = makers_of(rerun, rerun.target, stop)
     if len(more) > MOST_MORE:
         return None
-    label = additional_label(more[0].op, Around(lined.ours, target.node)) if len(more) == 1 else "changed-call"
-    masks = " by a mask" if any(one.kind == "b" for one in more) else ""
-    site = _site(lined.ours, target)
-    what = told(lined.ours, target) if site is None else site_told(site)
+    label = additional_label(more[0].op, Around(lined.reference, target.node)) if len(more) == 1 else "changed-call"
+    masks = " by a mask" if any(around.kind == "b" for around in more) else ""
+    site = _site(lined.reference, target)
+    what = told(lined.reference, target) if site is None else site_told(site)
     said = (
         f"the candidate goes on with {what}{masks}: it becomes {expression(rerun, rerun.target, stop)} ({lines(more)})"
     )
@@ -100,9 +105,9 @@ def goes_on(lined: Lined) -> tuple[str, str, int] | None:
 
 def _of_a_copy(lined: Lined, calls: Sequence[Around]) -> str:
     """That the reference makes the first of these calls as well, and not in the tensor itself."""
-    ours, target = lined.ours, lined.ours.target
-    behind = [ours.step.nodes[number] for number in _readers(ours, target)]
-    alike = [one for one in behind if isinstance(one, Call) and base(one) == calls[0].op]
+    reference, target = lined.reference, lined.reference.target
+    behind = [reference.step.nodes[number] for number in _readers(reference, target)]
+    alike = [call for call in behind if isinstance(call, Call) and base(call) == calls[0].op]
     return ", in place, where the reference works on a copy" if alike else ""
 
 

@@ -48,53 +48,53 @@ class Level:
     """Both sides' programs, as they are or with larger operations opened; the candidate's where it is known."""
 
     asked: Asked
-    ours: Rerun
-    theirs: Rerun | None
+    reference: Rerun
+    candidate: Rerun | None
     brought: Brought | None  # what brings the tensor that the candidate's calls make to what is compared
 
     @property
     def question(self) -> Question:
         """What the candidate has, asked of the reference's program."""
-        return self.asked.question(self.ours)
+        return self.asked.question(self.reference)
 
     @cached_property
     def lined(self) -> Lined:
         """Which values both sides have."""
-        assert self.theirs is not None
-        trial = Trial(self.ours, self.question, 0.0)
-        return lined_up(self.ours, self.theirs, trial.unchanged / trial.scale if trial.scale else 0.0)
+        assert self.candidate is not None
+        trial = Trial(self.reference, self.question, 0.0)
+        return lined_up(self.reference, self.candidate, trial.unchanged / trial.scale if trial.scale else 0.0)
 
     @property
-    def ours_alone(self) -> OneSided:
+    def reference_alone(self) -> OneSided:
         """What the candidate has not, and the numbers that it has."""
-        if self.theirs is None:
+        if self.candidate is None:
             return OneSided()
-        return _one_sided(self.ours, self.theirs, self.lined.equal)
+        return _one_sided(self.reference, self.candidate, self.lined.equal)
 
     @property
-    def theirs_alone(self) -> OneSided:
+    def candidate_alone(self) -> OneSided:
         """What the reference has not, and the numbers that it has."""
-        assert self.theirs is not None
-        return _one_sided(self.theirs, self.ours, frozenset(self.lined.twins))
+        assert self.candidate is not None
+        return _one_sided(self.candidate, self.reference, frozenset(self.lined.twins))
 
     @cached_property
     def elsewhere(self) -> Elsewhere:
         """Other tensors that the reference's program makes."""
         replays = self.asked.replays
-        return Elsewhere(self.asked, partial(replays.rerun, exact=self.ours.exact), replays.theirs.array)
+        return Elsewhere(self.asked, partial(replays.rerun, exact=self.reference.exact), replays.counterparts.array)
 
     @cached_property
     def elsewhere_there(self) -> Elsewhere:
         """Other tensors that the candidate's program makes, and what the reference makes of what these begin with."""
         replays = self.asked.replays
-        return Elsewhere(self.asked, partial(replays.own_rerun, exact=self.ours.exact), replays.expected)
+        return Elsewhere(self.asked, partial(replays.own_rerun, exact=self.reference.exact), replays.expected)
 
     def opened(self) -> Level | None:
         """The same with larger operations as the smaller ones they consist of; None where there are none."""
-        ours, theirs = self.ours.opened(), None if self.theirs is None else self.theirs.opened()
-        if ours is None and theirs is None:
+        reference, candidate = self.reference.opened(), None if self.candidate is None else self.candidate.opened()
+        if reference is None and candidate is None:
             return None
-        return replace(self, ours=ours or self.ours, theirs=theirs or self.theirs)
+        return replace(self, reference=reference or self.reference, candidate=candidate or self.candidate)
 
 
 @dataclass(frozen=True)
@@ -118,53 +118,53 @@ class Sides:
 
 def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
     own = _numbers(rerun)
-    settings = (one for side in (other, rerun) for one in settings_of(side, SETTINGS))
-    strange = [one for one in dict.fromkeys((*_numbers(other), *settings)) if one not in own]
-    as_written = (some for one in strange for some in (one, -one, *((1 / one, -1 / one) if one else ())))
+    settings = (value for side in (other, rerun) for value in settings_of(side, SETTINGS))
+    strange = [value for value in dict.fromkeys((*_numbers(other), *settings)) if value not in own]
+    as_written = (some for value in strange for some in (value, -value, *((1 / value, -1 / value) if value else ())))
     numbers = list(dict.fromkeys(as_written))
     tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
     return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors))
 
 
 def _numbers(rerun: Rerun) -> dict[float, None]:
-    return dict.fromkeys(one.value for number in rerun.calls for one in constants(Around(rerun, number)))
+    return dict.fromkeys(constant.value for number in rerun.calls for constant in constants(Around(rerun, number)))
 
 
-def of_ours(sides: Sides) -> Answer | None:
+def of_reference(sides: Sides) -> Answer | None:
     """The smallest change of the reference's program, of its calls, then of the smaller ones that they consist of."""
     work = WORK
     for level in sides.levels:
-        start = level.ours.spent
-        trial = Trial(level.ours, level.question, work, level.ours_alone, level.elsewhere.refutes)
-        found = changes_that_fit(trial, arounds_of(level.ours))
+        start = level.reference.spent
+        trial = Trial(level.reference, level.question, work, level.reference_alone, level.elsewhere.refutes)
+        found = changes_that_fit(trial, arounds_of(level.reference))
         if found:
-            return told_of([_weighed(one, level.theirs) for one in found])
-        work -= level.ours.spent - start
+            return told_of([_weighed(tried, level.candidate) for tried in found])
+        work -= level.reference.spent - start
     return None
 
 
-def of_theirs(sides: Sides) -> Answer | None:
+def of_candidate(sides: Sides) -> Answer | None:
     """The smallest change of the candidate's program that gives what the reference has, told as what it does."""
     work = WORK
     for level in sides.levels:
-        if level.theirs is None or level.brought is None:
+        if level.candidate is None or level.brought is None:
             return None
-        asked, made = level.question, level.theirs.array(level.theirs.target)
+        asked, made = level.question, level.candidate.array(level.candidate.target)
         question = Question(asked.expected, level.brought(made), asked.noise, level.brought)
-        start = level.theirs.spent
-        trial = Trial(level.theirs, question, work, level.theirs_alone, level.elsewhere_there.refutes)
-        found = changes_that_fit(trial, arounds_of(level.theirs))
+        start = level.candidate.spent
+        trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.refutes)
+        found = changes_that_fit(trial, arounds_of(level.candidate))
         if found:
             kind = _kind(level)
-            told = told_of([_weighed(_undone(one, kind), level.ours) for one in found])
+            told = told_of([_weighed(_undone(tried, kind), level.reference) for tried in found])
             return replace(told, predicted=asked.found, both=True)
-        work -= level.theirs.spent - start
+        work -= level.candidate.spent - start
     return None
 
 
-def as_recorded(asked: Asked, theirs: Rerun, trial: Trial) -> Brought | None:
+def as_recorded(asked: Asked, candidate: Rerun, trial: Trial) -> Brought | None:
     """What brings the tensor that the candidate's own calls make to what it recorded; None where nothing does."""
-    made, shape = theirs.array(theirs.target), trial.rerun.shape(trial.target)
+    made, shape = candidate.array(candidate.target), trial.rerun.shape(trial.target)
     for at, shaped in enumerate(shapes_of(made, shape)):
         with suppress(ValueError, IndexError):
             wide = np.asarray(asked.brought(shaped), np.float64)
@@ -203,13 +203,13 @@ def _is_alike(rerun: Rerun, number: int, other: Rerun) -> bool:
 def _facts(rerun: Rerun, number: int) -> object:
     call, place = rerun.step.nodes[number], rerun.place(number)
     assert isinstance(call, Call)
-    plain = [one for one in call.args if isinstance(one, int | float)]
+    plain = [argument for argument in call.args if isinstance(argument, int | float)]
     return call.op, plain, dict(call.kwargs) == {} or str(call.kwargs), place and (place.function, place.file)
 
 
 def _kind(level: Level) -> Mapping[str, str]:
     """What changes of a formula are called that stands for one call of the reference's, by names that say less."""
-    ops = {one.op for one in frontier(level.lined)}
+    ops = {around.op for around in frontier(level.lined)}
     return next((better for known, better in BETTER if ops and ops <= known), {})
 
 

@@ -37,13 +37,15 @@ A_CALL, A_PLACE, A_TENSOR, A_WIDTH = 3.0, 2.0, 4.0, 5.0  # bits
 def described(aligned: Aligned, grafts: Sequence[Graft]) -> Change | None:
     """Calls made otherwise as one change; None where it takes too much to say it."""
     edit = edit_of(grafts)
-    ours, theirs = frequencies(aligned.ours), frequencies(aligned.theirs)
-    if ours and theirs and ours != theirs:  # whatever else follows from that
-        label = table_of_angles(Around(aligned.ours, grafts[0].ours), "rope-partial")
-        said = f"{theirs} frequencies instead of {ours}"
-        parameters = {"frequencies": theirs, "reference_frequencies": ours}
-        return Change("frequencies", label, said, edit, A_WIDTH, 0, parameters, grafts[0].ours, grafts[0].theirs)
-    without = lost(aligned.ours, edit)
+    reference, candidate = frequencies(aligned.reference), frequencies(aligned.candidate)
+    if reference and candidate and reference != candidate:  # whatever else follows from that
+        label = table_of_angles(Around(aligned.reference, grafts[0].reference), "rope-partial")
+        said = f"{candidate} frequencies instead of {reference}"
+        parameters = {"frequencies": candidate, "reference_frequencies": reference}
+        return Change(
+            "frequencies", label, said, edit, A_WIDTH, 0, parameters, grafts[0].reference, grafts[0].candidate
+        )
+    without = lost(aligned.reference, edit)
     whole = _described(aligned, grafts, without)
     if whole is not None and whole.label == "op-order":  # what one of them leaves out is what another makes
         return whole
@@ -52,37 +54,37 @@ def described(aligned: Aligned, grafts: Sequence[Graft]) -> Change | None:
 
 def _one_by_one(aligned: Aligned, grafts: Sequence[Graft], without: Sequence[int]) -> Change | None:
     """Several changes that have nothing to do with each other: what is lost is lost to one of them."""
-    if len(grafts) == 1 or all(has_other_sizes(aligned, one) for one in grafts[1:]):
+    if len(grafts) == 1 or all(has_other_sizes(aligned, graft) for graft in grafts[1:]):
         return None
-    alone = [lost(aligned.ours, edit_of([one])) for one in grafts]
+    alone = [lost(aligned.reference, edit_of([graft])) for graft in grafts]
     if {number for some in alone for number in some} != set(without):
         return None
     each = [_described(aligned, [one], some) for one, some in zip(grafts, alone, strict=True)]
-    some = [one for one in each if one is not None]
-    kinds = {(one.kind, one.label) for one in some}
+    some = [change for change in each if change is not None]
+    kinds = {(change.kind, change.label) for change in some}
     few = len(kinds) == 1 or len(some) <= MOST_PLACES
     return _joined(some, edit_of(grafts)) if len(some) == len(each) and few else None
 
 
 def _described(aligned: Aligned, grafts: Sequence[Graft], lost: Sequence[int]) -> Change | None:
     edit = edit_of(grafts)
-    made = list(dict.fromkeys(number for one in grafts for number in _extra(aligned, one)))
-    ops = {base(aligned.theirs.calls[number]) for number in made}  # what the candidate calls with another number
-    lost = [one for one in lost if base(aligned.ours.calls[one]) in ops or not is_idle(aligned.ours, one)]
-    gone = [*lost, *(one.ours for one in grafts if _is_another(aligned, one))]
+    made = list(dict.fromkeys(number for graft in grafts for number in _extra(aligned, graft)))
+    ops = {base(aligned.candidate.calls[number]) for number in made}  # what the candidate calls with another number
+    lost = [one for one in lost if base(aligned.reference.calls[one]) in ops or not is_idle(aligned.reference, one)]
+    gone = [*lost, *(graft.reference for graft in grafts if _is_another(aligned, graft))]
     apart = _Apart(aligned, grafts, made, gone)
     if made or apart.leaves_out:
         return apart.change(edit)
-    follow = [one for one in grafts[1:] if has_other_sizes(aligned, one)]
-    each = [_call_apart(aligned, one) for one in grafts if one not in follow]
-    if len({(one.kind, one.label) for one in each}) > 1 and len(each) > MOST_PLACES:
+    follow = [graft for graft in grafts[1:] if has_other_sizes(aligned, graft)]
+    each = [_call_apart(aligned, graft) for graft in grafts if graft not in follow]
+    if len({(change.kind, change.label) for change in each}) > 1 and len(each) > MOST_PLACES:
         return None
     return _joined(each, edit)
 
 
 def has_other_sizes(aligned: Aligned, graft: Graft) -> bool:
     """Whether a call only follows in the sizes of what it reads."""
-    around = Around(aligned.ours, graft.ours)
+    around = Around(aligned.reference, graft.reference)
     if not graft.fragment.calls or around.op not in SHAPES or _tensors_apart(around, graft):
         return False
     return base(graft.fragment.calls[-1]) == around.op
@@ -91,41 +93,41 @@ def has_other_sizes(aligned: Aligned, graft: Graft) -> bool:
 def _joined(some: Sequence[Change], edit: Edit) -> Change:
     """Several changes as one: alike, or told one after the other."""
     first, rest = some[0], some[1:]
-    alike = all((one.kind, one.label) == (first.kind, first.label) for one in rest)
+    alike = all((change.kind, change.label) == (first.kind, first.label) for change in rest)
     more = f" (as in {len(rest)} more call{'s' * (len(rest) > 1)})" if rest else ""
-    said = first.said + more if alike else "; ".join(one.said for one in some)
-    named = next((one.label for one in some if one.label != CHANGED), CHANGED)
-    bits = A_PLACE * len(rest) + (first.bits if alike else sum(one.bits for one in some))
-    return Change(first.kind, named, said, edit, bits, 0, first.parameters, first.at, first.theirs)
+    said = first.said + more if alike else "; ".join(change.said for change in some)
+    named = next((change.label for change in some if change.label != CHANGED), CHANGED)
+    bits = A_PLACE * len(rest) + (first.bits if alike else sum(change.bits for change in some))
+    return Change(first.kind, named, said, edit, bits, 0, first.parameters, first.at, first.candidate)
 
 
 def _extra(aligned: Aligned, graft: Graft) -> list[int]:
     """The candidate's calls that a graft makes and the reference does not, but those that only move numbers."""
-    calls = aligned.theirs.calls
-    extra = [number for number in graft.written[:-1] if not is_idle(aligned.theirs, number)]
+    calls = aligned.candidate.calls
+    extra = [number for number in graft.written[:-1] if not is_idle(aligned.candidate, number)]
     if not graft.written:
         return extra
     op = base(calls[graft.written[-1]])
-    alike = op == base(aligned.ours.calls[graft.ours]) and not graft.keeps
+    alike = op == base(aligned.reference.calls[graft.reference]) and not graft.keeps
     return extra if op in MOVES or alike else [*extra, graft.written[-1]]
 
 
 def _is_another(aligned: Aligned, graft: Graft) -> bool:
     """Whether a call of the reference is of another operation than what stands in its place."""
-    op = base(aligned.ours.calls[graft.ours])
+    op = base(aligned.reference.calls[graft.reference])
     return (
         op not in MOVES
         and not graft.keeps
-        and not (graft.written and op == base(aligned.theirs.calls[graft.written[-1]]))
+        and not (graft.written and op == base(aligned.candidate.calls[graft.written[-1]]))
     )
 
 
 def _call_apart(aligned: Aligned, graft: Graft) -> Change:
     """One call that both make, given another number or another tensor."""
-    around, theirs = Around(aligned.ours, graft.ours), Around(aligned.theirs, graft.theirs)
-    edit, at = {graft.ours: graft.fragment}, (graft.ours, graft.theirs)
-    if around.op == theirs.op:
-        for change in settings_apart(around, theirs):
+    around, candidate = Around(aligned.reference, graft.reference), Around(aligned.candidate, graft.candidate)
+    edit, at = {graft.reference: graft.fragment}, (graft.reference, graft.candidate)
+    if around.op == candidate.op:
+        for change in settings_apart(around, candidate):
             return Change(change.kind, change.label, change.said, edit, change.bits, 0, change.parameters, *at)
     label, said = _read_otherwise(aligned, graft)
     return Change(f"read by {around.written}", label, said, edit, A_TENSOR + len(graft.written), 0, {}, *at)
@@ -133,10 +135,10 @@ def _call_apart(aligned: Aligned, graft: Graft) -> Change:
 
 def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
     """The label and the sentence of a call that reads other tensors."""
-    around = Around(aligned.ours, graft.ours)
+    around = Around(aligned.reference, graft.reference)
     pairs = _tensors_apart(around, graft)
     if len(pairs) == 2 and pairs[0] == pairs[1][::-1]:
-        both = " and ".join(told(around.rerun, one) for one in pairs[0])
+        both = " and ".join(told(around.rerun, ref) for ref in pairs[0])
         return swapped_label(around, *pairs[0]), f"{around.written} reads {both} in each other's place"
     if len(pairs) == 1 and pairs[0][1].node >= 0:
         old, new = pairs[0]
@@ -146,15 +148,18 @@ def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
         mine, other = pairs[0][0], _their_own(aligned, graft, around.tensors.index(pairs[0][0]))
         label = "residual-source" if around.op in ("add", "sub") and not around.of_scores else CHANGED
         if other is not None:
-            return label, f"{around.written} reads {told(aligned.theirs, other)} instead of {told(around.rerun, mine)}"
-    now, before = call_told(aligned.theirs, graft.theirs), call_told(aligned.ours, graft.ours)
+            return (
+                label,
+                f"{around.written} reads {told(aligned.candidate, other)} instead of {told(around.rerun, mine)}",
+            )
+    now, before = call_told(aligned.candidate, graft.candidate), call_told(aligned.reference, graft.reference)
     return CHANGED, f"{now} instead of {before}"
 
 
 def _their_own(aligned: Aligned, graft: Graft, place: int) -> Ref | None:
     """What the candidate's call reads at a place, where both read as many tensors."""
-    refs = reads(aligned.theirs.calls[graft.theirs])
-    return refs[place] if len(refs) == len(reads(aligned.ours.calls[graft.ours])) else None
+    refs = reads(aligned.candidate.calls[graft.candidate])
+    return refs[place] if len(refs) == len(reads(aligned.reference.calls[graft.reference])) else None
 
 
 def _tensors_apart(around: Around, graft: Graft) -> list[tuple[Ref, Ref]]:
@@ -179,23 +184,25 @@ class _Apart:
     def __init__(self, aligned: Aligned, grafts: Sequence[Graft], made: Sequence[int], lost: Sequence[int]) -> None:
         self.aligned, self.grafts = aligned, grafts
         self.count = len(made) + len(lost)  # whatever of them is told
-        ours, theirs = aligned.ours, aligned.theirs
-        common = self._read_instead() | (_outside(ours, lost) & self._as_ours(_outside(theirs, made)))
+        reference, candidate = aligned.reference, aligned.candidate
+        common = self._read_instead() | (_outside(reference, lost) & self._as_reference(_outside(candidate, made)))
         if not made:
-            self.made, self.lost = list[int](), _one_term(ours, _stem(ours, lost, common), common)
+            self.made, self.lost = list[int](), _one_term(reference, _stem(reference, lost, common), common)
         else:
-            begun = common or {pair[0] for one in grafts for pair in _tensors_apart(Around(ours, one.ours), one)}
-            there = self._as_theirs(begun)
-            self.made = _stem(theirs, made, there) or _outermost(theirs, made)
-            self.lost = _stem(ours, lost, common) or _outermost(ours, lost)
+            begun = common or {
+                pair[0] for graft in grafts for pair in _tensors_apart(Around(reference, graft.reference), graft)
+            }
+            there = self._as_candidate(begun)
+            self.made = _stem(candidate, made, there) or _outermost(candidate, made)
+            self.lost = _stem(reference, lost, common) or _outermost(reference, lost)
             if not self.is_reordered:
-                self.made = _one_term(theirs, self.made, there)
+                self.made = _one_term(candidate, self.made, there)
 
     @property
     def is_reordered(self) -> bool:
         """Whether both sides make the same calls of other tensors."""
-        ours, theirs = self.aligned.ours, self.aligned.theirs
-        return bool(self.made) and _with_numbers(theirs, self.made) == _with_numbers(ours, self.lost)
+        reference, candidate = self.aligned.reference, self.aligned.candidate
+        return bool(self.made) and _with_numbers(candidate, self.made) == _with_numbers(reference, self.lost)
 
     @property
     def leaves_out(self) -> bool:
@@ -203,45 +210,56 @@ class _Apart:
         return bool(self.lost)
 
     def _read_instead(self) -> set[Ref]:
-        pairs = [pair for one in self.grafts for pair in _tensors_apart(Around(self.aligned.ours, one.ours), one)]
+        pairs = [
+            pair
+            for graft in self.grafts
+            for pair in _tensors_apart(Around(self.aligned.reference, graft.reference), graft)
+        ]
         return {new for _, new in pairs if new.node >= 0}
 
-    def _as_ours(self, refs: Iterable[Ref]) -> set[Ref]:
-        return {own for ref in refs if (own := self.aligned.reference(ref)) is not None}
+    def _as_reference(self, refs: Iterable[Ref]) -> set[Ref]:
+        return {own for ref in refs if (own := self.aligned.counterpart(ref)) is not None}
 
-    def _as_theirs(self, refs: set[Ref]) -> set[Ref]:
-        return {ref for ref in self.aligned.theirs.refs if self.aligned.reference(ref) in refs}
+    def _as_candidate(self, refs: set[Ref]) -> set[Ref]:
+        return {ref for ref in self.aligned.candidate.refs if self.aligned.counterpart(ref) in refs}
 
     def change(self, edit: Edit) -> Change | None:
         """The change; None where it takes too much to say it."""
-        made, lost = _as_written(self.aligned.theirs, self.made), _as_written(self.aligned.ours, self.lost)
+        made, lost = _as_written(self.aligned.candidate, self.made), _as_written(self.aligned.reference, self.lost)
         if len(made) > MOST_TOLD or len(lost) > MOST_TOLD:
             return None
         label, said = self._named(made, lost)
-        at, theirs = (lost or [self.grafts[0].ours])[-1], (made or [self.grafts[0].theirs])[-1]
+        at, candidate = (lost or [self.grafts[0].reference])[-1], (made or [self.grafts[0].candidate])[-1]
         numbers = self._numbers_apart()
         if numbers and not made:
-            label, said = CHANGED, "; ".join([said, *(one.said for one in numbers)])
+            label, said = CHANGED, "; ".join([said, *(number.said for number in numbers)])
         bits = A_CALL * max(self.count, len(made) + len(lost)) + A_PLACE * (len(edit) - 1 + len(numbers))
-        parameters = {"reference_calls": [base(self.aligned.ours.calls[one]) for one in lost],
-                      "calls": [base(self.aligned.theirs.calls[one]) for one in made]}  # fmt: skip
+        parameters = {"reference_calls": [base(self.aligned.reference.calls[number]) for number in lost],
+                      "calls": [base(self.aligned.candidate.calls[number]) for number in made]}  # fmt: skip
         kind = " ".join((CALLS, *parameters["reference_calls"], "to", *parameters["calls"]))
-        return Change(kind, label, said, edit, bits, 0, parameters, at, theirs)
+        return Change(kind, label, said, edit, bits, 0, parameters, at, candidate)
 
     def _numbers_apart(self) -> list[Change]:
         """Other numbers of calls that both make."""
-        calls = self.aligned.ours.calls, self.aligned.theirs.calls
-        alike = [one for one in self.grafts if base(calls[0][one.ours]) == base(calls[1][one.theirs]) not in SHAPES]
-        both = ((Around(self.aligned.ours, one.ours), Around(self.aligned.theirs, one.theirs)) for one in alike)
-        return [change for ours, theirs in both for change in settings_apart(ours, theirs)]
+        calls = self.aligned.reference.calls, self.aligned.candidate.calls
+        alike = [
+            graft
+            for graft in self.grafts
+            if base(calls[0][graft.reference]) == base(calls[1][graft.candidate]) not in SHAPES
+        ]
+        both = (
+            (Around(self.aligned.reference, graft.reference), Around(self.aligned.candidate, graft.candidate))
+            for graft in alike
+        )
+        return [change for reference, candidate in both for change in settings_apart(reference, candidate)]
 
     def _named(self, made: Sequence[int], lost: Sequence[int]) -> tuple[str, str]:
-        ours, theirs = self.aligned.ours, self.aligned.theirs
-        new = " and ".join(call_told(theirs, one) for one in made)
-        old = " and ".join(call_told(ours, one) for one in lost)
+        reference, candidate = self.aligned.reference, self.aligned.candidate
+        new = " and ".join(call_told(candidate, number) for number in made)
+        old = " and ".join(call_told(reference, number) for number in lost)
         if not lost:
-            around = Around(ours, self.grafts[0].ours)
-            label = additional_label(base(theirs.calls[made[0]]), around) if len(self.made) == 1 else CHANGED
+            around = Around(reference, self.grafts[0].reference)
+            label = additional_label(base(candidate.calls[made[0]]), around) if len(self.made) == 1 else CHANGED
             return label, f"the candidate computes {new}, which the reference does not"
         if not made:
             return self._left_out(), f"{old} {'is' if len(lost) == 1 else 'are'} left out"
@@ -249,23 +267,23 @@ class _Apart:
         if self.is_reordered:
             return "op-order", said
         alone = len(made) == len(lost) == 1
-        if alone and base(theirs.calls[made[0]]) == base(ours.calls[lost[0]]):
-            for change in settings_apart(Around(ours, lost[0]), Around(theirs, made[0])):
+        if alone and base(candidate.calls[made[0]]) == base(reference.calls[lost[0]]):
+            for change in settings_apart(Around(reference, lost[0]), Around(candidate, made[0])):
                 return change.label, change.said
-        return instead_label(Around(ours, lost[0]), base(theirs.calls[made[0]])) if alone else CHANGED, said
+        return instead_label(Around(reference, lost[0]), base(candidate.calls[made[0]])) if alone else CHANGED, said
 
     def _left_out(self) -> str:
         """What it is called if the reference's calls are not made."""
-        ours, kept = self.aligned.ours, self._read_instead()
+        reference, kept = self.aligned.reference, self._read_instead()
         for number in reversed(self.lost):
-            around = Around(ours, number)
+            around = Around(reference, number)
             on_the_way = {Ref(one) for one in self.lost} | kept
-            gone = [ref for ref in around.tensors if not _leads(ours, on_the_way, ref)]
+            gone = [ref for ref in around.tensors if not _leads(reference, on_the_way, ref)]
             if around.op in ("add", "sub") and len(around.tensors) == 2 and len(gone) == 1:
                 other = next(ref for ref in around.tensors if ref != gone[0])
                 return left_out_label(around, around.tensors.index(gone[0]), gone[0], other)
-        written = _as_written(ours, self.lost)
-        return skipped_label(Around(ours, self.lost[0])) if len(written) == 1 else CHANGED
+        written = _as_written(reference, self.lost)
+        return skipped_label(Around(reference, self.lost[0])) if len(written) == 1 else CHANGED
 
 
 def _leads(rerun: Rerun, starts: set[Ref], ref: Ref) -> bool:
@@ -309,7 +327,9 @@ def _one_term(rerun: Rerun, numbers: list[int], starts: set[Ref]) -> list[int]:
 
 def _outermost(rerun: Rerun, numbers: Sequence[int]) -> list[int]:
     """Those of some calls that no other of them needs."""
-    return [one for one in numbers if not _stem(rerun, [other for other in numbers if other != one], {Ref(one)})]
+    return [
+        number for number in numbers if not _stem(rerun, [other for other in numbers if other != number], {Ref(number)})
+    ]
 
 
 def _as_written(rerun: Rerun, numbers: Sequence[int]) -> list[int]:
@@ -318,5 +338,5 @@ def _as_written(rerun: Rerun, numbers: Sequence[int]) -> list[int]:
 
 
 def _with_numbers(rerun: Rerun, numbers: Sequence[int]) -> Counter[str]:
-    calls = [rerun.calls[one] for one in numbers]
+    calls = [rerun.calls[number] for number in numbers]
     return Counter(f"{base(call)} {[one for one in call.args if isinstance(one, int | float)]}" for call in calls)

@@ -30,15 +30,15 @@ def _fits(trial: Trial, grafts: Sequence[Graft]) -> bool:
 def _needed_of(aligned: Aligned, trial: Trial, grafts: list[Graft]) -> list[Graft]:
     """The grafts that are needed. Calls that have other sizes follow from what they read, and are kept or left out
     together; where all are such, those are left out that come before the first that is needed."""
-    sized = [one for one in grafts if has_other_sizes(aligned, one)]
-    others = [one for one in grafts if one not in sized]
+    sized = [graft for graft in grafts if has_other_sizes(aligned, graft)]
+    others = [graft for graft in grafts if graft not in sized]
     if others and _fits(trial, others):
         return _fewest(trial, others, [])
     if others:
         others = _fewest(trial, others, sized)
     while not others and len(sized) > 1 and _fits(trial, sized[1:]):
         sized = sized[1:]
-    return sorted([*others, *sized], key=lambda one: aligned.place[one.ours])
+    return sorted([*others, *sized], key=lambda one: aligned.place[one.reference])
 
 
 def _fewest(trial: Trial, grafts: list[Graft], kept: list[Graft]) -> list[Graft]:

@@ -19,16 +19,16 @@ LEAST = 1e-7  # relative: what both sides may round their other paths by
 MOST_TERMS = 16  # of a sum of paths
 
 
-def one_path_more(theirs: Rerun, expected: Array, noise: float) -> str | None:
+def one_path_more(candidate: Rerun, expected: Array, noise: float) -> str | None:
     """Which path only the candidate's gradient has: the rest of it is what is expected."""
-    path = _besides(theirs, expected, noise)
-    return None if path is None else f"the candidate's gradient has a term more, {_told(theirs, path)}"
+    path = _besides(candidate, expected, noise)
+    return None if path is None else f"the candidate's gradient has a term more, {_told(candidate, path)}"
 
 
-def one_path_less(ours: Rerun, found: Array, noise: float) -> str | None:
+def one_path_less(reference: Rerun, found: Array, noise: float) -> str | None:
     """Which path the candidate's gradient has not: the rest of the reference's is what was found."""
-    path = _besides(ours, found, noise)
-    return None if path is None else f"the candidate's gradient lacks a term, {_told(ours, path)}"
+    path = _besides(reference, found, noise)
+    return None if path is None else f"the candidate's gradient lacks a term, {_told(reference, path)}"
 
 
 def _besides(rerun: Rerun, rest: Array, noise: float) -> Ref | None:
@@ -73,9 +73,9 @@ def _told(rerun: Rerun, path: Ref) -> str:
     return "of another path"
 
 
-def detached(ours: Step, theirs: Step, site: Site, own: Site) -> str:
+def detached(reference: Step, candidate: Step, site: Site, own: Site) -> str:
     """That one side detaches the value of which this is a gradient, and where."""
-    one, other = _detaching(ours, site), _detaching(theirs, own)
+    one, other = _detaching(reference, site), _detaching(candidate, own)
     if len(one) == len(other):
         return ""
     who, place = ("reference", one[-1]) if len(one) > len(other) else ("candidate", other[-1])

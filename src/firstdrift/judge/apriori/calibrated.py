@@ -39,7 +39,7 @@ def figure(record: Record) -> float | None:
     perturbed, precise = _number(said.get("perturbed")), _number(said.get("float64"))
     if precise is not None and not is_rounding(precise, perturbed or 0.0, record.dtype):
         precise = None
-    return max((one for one in (perturbed, precise) if one is not None), default=None)
+    return max((value for value in (perturbed, precise) if value is not None), default=None)
 
 
 def is_rounding(precise: float, perturbed: float, dtype: str | None) -> bool:
@@ -92,12 +92,12 @@ class CalibratedLimits(Limits):
         item = self.items[pair.site]
         noise = self.noise(item)
         inputs = [self.noise(self.items[site]) for site in self.known(pair.site)]
-        known = [one for one in inputs if one is not None]
+        known = [value for value in inputs if value is not None]
         if pair.site.phase not in FLOWING or noise is None or not known or len(known) < len(inputs):
             return math.inf, 0.0
         kind = kind_of(pair.reference.op) if pair.site.phase == "fwd" else "linear"
         margin = PEER_MARGIN * small(item.count, FACTORS, FACTOR) / FACTOR
-        most, least = (max(margin * noise / one, LEAST_MARGIN * GAIN[kind]) for one in (min(known), max(known)))
+        most, least = (max(margin * noise / value, LEAST_MARGIN * GAIN[kind]) for value in (min(known), max(known)))
         return most, least
 
     def is_calibrated(self, item: Measured) -> bool:
@@ -107,7 +107,9 @@ class CalibratedLimits(Limits):
     def calibrated(self, item: Measured, error: float, limit: float) -> float | None:
         """How noisy the reference itself is, where the ladder would have said otherwise."""
         noise, producers = self.noise(item), self.producers(item.pair.site)
-        inherited = max((self.error_of(self.items[one], self.producers(one)) for one in producers), default=0.0)
+        inherited = max(
+            (self.error_of(self.items[producer], self.producers(producer)) for producer in producers), default=0.0
+        )
         if noise is None or (error <= limit) == (error <= self.plain.limit(item, producers, inherited)):
             return None
         return noise
@@ -131,8 +133,8 @@ class CalibratedLimits(Limits):
 
     def _scaled(self, item: Measured, found: float) -> float:
         """A figure on the scale of the terms of a site that cancels, and of the coarser of two dtypes."""
-        ours, theirs = roundoff(item.pair.reference.dtype), _unit(item.pair)
-        found *= max(1.0, theirs / ours) if ours else 1.0
+        reference, candidate = roundoff(item.pair.reference.dtype), _unit(item.pair)
+        found *= max(1.0, candidate / reference) if reference else 1.0
         norm = item.measurement.norm_reference if item.measurement is not None else 0.0
         terms = self.scale_of_terms(item, self.producers(item.pair.site))
         return found * norm / terms if terms > norm else found

@@ -23,23 +23,23 @@ NAMES = {"bf16": "bfloat16", "f16": "float16 or TF32", "f32": "float32"}
 Floats = NDArray[np.float64]
 
 
-def coarser_grid(ours: Array, theirs: Array, error: float) -> str | None:
+def coarser_grid(reference: Array, candidate: Array, error: float) -> str | None:
     """The shorter format that explains an error: the candidate lies on its grid, the reference does not."""
-    if ours.dtype != theirs.dtype:
+    if reference.dtype != candidate.dtype:
         return None
-    for dtype, zeros in ZERO_BITS.get(theirs.dtype.name, {}).items():
+    for dtype, zeros in ZERO_BITS.get(candidate.dtype.name, {}).items():
         explains = error <= SHORT_LIMIT * UNIT_ROUNDOFF[dtype]
-        if explains and _on_grid(theirs, zeros) >= ON_GRID and _on_grid(ours, zeros) <= OFF_GRID:
+        if explains and _on_grid(candidate, zeros) >= ON_GRID and _on_grid(reference, zeros) <= OFF_GRID:
             return dtype
     return None
 
 
-def looks_like_rounding(ours: Array, theirs: Array) -> bool:
+def looks_like_rounding(of_reference: Array, candidate: Array) -> bool:
     """Whether an error has the shape that rounding gives it: in every slice, and no offset or factor of slices.
 
     A missing bias, a scale or one wrong head may be as large as a rung, but has a shape of its own.
     """
-    reference, difference = _leading(ours, theirs)
+    reference, difference = _leading(of_reference, candidate)
     energy, size = float(np.sum(difference**2)), float(np.sum(reference**2))
     if not (np.isfinite(energy) and np.isfinite(size)) or energy == 0 or size == 0:
         return False
@@ -58,10 +58,10 @@ def looks_like_rounding(ours: Array, theirs: Array) -> bool:
     return tested > 0
 
 
-def _leading(ours: Array, theirs: Array) -> tuple[Floats, Floats]:
+def _leading(reference: Array, candidate: Array) -> tuple[Floats, Floats]:
     """The reference and the difference, of whole leading slices where the tensor is large."""
-    rows = max(1, SAMPLE // max(1, ours.size // max(1, len(ours)))) if ours.ndim else 1
-    a, b = (np.atleast_1d(array)[:rows].astype(np.float64) for array in (ours, theirs))
+    rows = max(1, SAMPLE // max(1, reference.size // max(1, len(reference)))) if reference.ndim else 1
+    a, b = (np.atleast_1d(array)[:rows].astype(np.float64) for array in (reference, candidate))
     with np.errstate(invalid="ignore"):
         return a, b - a
 

@@ -164,7 +164,7 @@ def rung(
     errors = [error] if isinstance(error, int | float) else list(error)
     lengths = [length] if isinstance(length, int) else list(length)
     declared = UNIT_ROUNDOFF.get(dtype, 0.0)
-    if not errors or not all(one > 0 for one in errors) or not declared:
+    if not errors or not all(value > 0 for value in errors) or not declared:
         return None
     sites = list(zip(errors, lengths, strict=True))
     told_apart = max(lengths) >= APART * min(lengths)

@@ -89,7 +89,7 @@ class Limits:
 
     def told_length(self, pair: Pair, producers: Sequence[Site]) -> int:
         """The number of terms summed for one element, as far as that is known and not only possible."""
-        site, shapes = pair.site, [self.items[one].pair.reference.shape or () for one in producers]
+        site, shapes = pair.site, [self.items[producer].pair.reference.shape or () for producer in producers]
         if site.phase == "fwd" and _kind(pair) == "linear":
             return self.length(pair, "linear", producers)
         if site.phase == "fwd" and _kind(pair) == "norm":
@@ -110,8 +110,8 @@ class Limits:
 
     def unseen_inside(self, site: Site) -> set[str]:
         """The modules inside another whose weights are on record, and nothing that they give."""
-        inside = {one.name for one in self.items if one.phase == "weight" and is_inside(one.name, site.name)}
-        return inside and inside - {one.name for one in self.items if one.phase == "fwd" and one.step == site.step}
+        inside = {item.name for item in self.items if item.phase == "weight" and is_inside(item.name, site.name)}
+        return inside and inside - {item.name for item in self.items if item.phase == "fwd" and item.step == site.step}
 
     def peers(self, pair: Pair) -> tuple[int, float]:
         """How many other sites this operation has, and the largest gain among them: one wrong layer stands out."""

@@ -29,9 +29,13 @@ def coarser_rung(item: Measured, limits: Limits, load: Callable[[Pair], tuple[Ar
     if mine is None or mine.levels or not looks_like_rounding(*load(pair)):
         return None
     clean = [one for site, one in limits.items.items() if site.phase == "fwd" and _has_clean_inputs(one, limits)]
-    if any(kind_of(one.pair.reference.op) in ELEMENTWISE and limits.is_beyond_local(one) for one in clean):
+    if any(
+        kind_of(measured.pair.reference.op) in ELEMENTWISE and limits.is_beyond_local(measured) for measured in clean
+    ):
         return None
-    alike = [one for one in clean if (one.pair.reference.op, one.pair.site.port) == (op, pair.site.port)]
+    alike = [
+        measured for measured in clean if (measured.pair.reference.op, measured.pair.site.port) == (op, pair.site.port)
+    ]
     sure = not attends and mine.unit <= UNIT_ROUNDOFF["bf16"]
     return _rung_of(alike, limits, rungs) if len(alike) > 1 or sure else None
 
@@ -43,7 +47,7 @@ def _rung_of(items: Sequence[Measured], limits: Limits, rungs: Sequence[Rung]) -
         producers = limits.producers(item.pair.site)
         errors.append(limits.error_of(item, producers))
         lengths.append(limits.length(item.pair, kind_of(item.pair.reference.op), producers))
-    dtypes = [(one.reference.dtype, one.candidate[0].dtype) for one in (item.pair for item in items)]
+    dtypes = [(pair.reference.dtype, pair.candidate[0].dtype) for pair in (item.pair for item in items)]
     coarsest = max((dtype for both in dtypes for dtype in both), key=roundoff, default=None)
     return rung(errors, lengths, coarsest or "", rungs)
 
@@ -51,7 +55,7 @@ def _rung_of(items: Sequence[Measured], limits: Limits, rungs: Sequence[Rung]) -
 def _has_clean_inputs(item: Measured, limits: Limits) -> bool:
     """Whether a float site was computed from what shows no more than its own rounding."""
     inputs = [limits.items[site] for site in limits.producers(item.pair.site)]
-    return _is_float(item) and not any(_is_float(one) and limits.is_beyond_local(one) for one in inputs)
+    return _is_float(item) and not any(_is_float(measured) and limits.is_beyond_local(measured) for measured in inputs)
 
 
 def _is_float(item: Measured) -> bool:

@@ -34,20 +34,20 @@ def declared_precision(site: Site, case: Case, replays: Replays) -> Finding | No
 def _own(pair: Pair, replays: Replays, unit: float) -> Finding | None:
     site = pair.reference.site
     own = replays.own_expected(site)
-    expected, theirs = expected_at(pair, replays), found_at(pair, replays)
-    if own is None or expected is None or theirs is None or not own.shape == expected.shape == theirs.shape:
+    expected, candidate = expected_at(pair, replays), found_at(pair, replays)
+    if own is None or expected is None or candidate is None or not own.shape == expected.shape == candidate.shape:
         return None
     meant = excess_of(expected, own, unit, lambda seed: replays.drawn(site, seed))
     if meant is None or meant.times > DRIFT:
         return None
-    left = excess_of(expected, theirs, unit, lambda seed: _rounded(expected, own, replays.own_drawn(site, seed)))
+    left = excess_of(expected, candidate, unit, lambda seed: _rounded(expected, own, replays.own_drawn(site, seed)))
     if left is None or left.times > DRIFT or left.whole >= 1:
         return None
-    ours, other = replays.casts(site, written_casts)
+    reference, other = replays.casts(site, written_casts)
     _, made = replays.casts(site, dtypes_of)
-    written = (other - ours) | {one for one in made if roundoff(one) > _declared(pair, replays)}
+    written = (other - reference) | {name for name in made if roundoff(name) > _declared(pair, replays)}
     stored = max(replays.finest, roundoff(*(record.dtype for record in pair.candidate)))
-    undeclared = {one for one in written if roundoff(one) > stored}  # a cast to what it stores takes nothing
+    undeclared = {name for name in written if roundoff(name) > stored}  # a cast to what it stores takes nothing
     facts = {"error": left.error, "limit": left.limit, "draws": left.draws, "proof": "replayed"}
     if not undeclared:
         return Finding(BY, Verdict.NOISE, Why.DECLARED_PRECISION, facts)

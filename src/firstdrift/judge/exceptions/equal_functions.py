@@ -104,8 +104,8 @@ class EqualFunctions:
                 continue
             for granted in (frozenset[Site](), frozenset(one for one in part.between if one.phase == "weight")):
                 outside = self._as_one(part, replays, granted)
-                if all(self._is_right(one, outside) for one in part.outputs):
-                    made = {one for one in part.outputs if granted and one in decided(self._chains, *DRIFTED)}
+                if all(self._is_right(output, outside) for output in part.outputs):
+                    made = {output for output in part.outputs if granted and output in decided(self._chains, *DRIFTED)}
                     found = {one: _finding(one, {**facts, "proof": "replayed"}) for one in inside | made}
                     return found | self._gradients(part, outside)
         return self._read_as_own(site, replays)
@@ -130,36 +130,36 @@ class EqualFunctions:
     def _around(self, name: str, call: int) -> Part | None:
         """A module with all that is inside it."""
         compared = self._ports(name, call)
-        inputs = [one for one in compared if one.port.startswith("in.")]
+        inputs = [site for site in compared if site.port.startswith("in.")]
         if not name:
-            inputs += [one for one in self._case.items if one.phase == "input" and one.step == self._first]
-        return self._part(name, inputs, [one for one in compared if not one.port.startswith("in.")])
+            inputs += [item for item in self._case.items if item.phase == "input" and item.step == self._first]
+        return self._part(name, inputs, [site for site in compared if not site.port.startswith("in.")])
 
     def _chains_of(self, name: str, call: int) -> Iterator[Part]:
         """A module with what is made of its outputs: up to what the modules that read it are fed, and behind these."""
         modules, ports = [name], self._ports(name, call)
-        inputs, made = ([one for one in ports if one.port.startswith("in.") is fed] for fed in (True, False))
+        inputs, made = ([port for port in ports if port.port.startswith("in.") is fed] for fed in (True, False))
         for _ in range(HOPS):
-            readers = {one.name for output in made for one in self._case.graph.consumers(output)}
+            readers = {consumer.name for output in made for consumer in self._case.graph.consumers(output)}
             readers = {one for one in readers if not _is_inside(name, one)}
             if not readers:
                 return
-            ports = [one for reader in sorted(readers) for one in self._ports(reader, call)]
-            fed = [one for one in ports if one.port.startswith("in.")]
-            between = [one for one in fed if set(made) & set(self._case.graph.producers(one))]
+            ports = [port for reader in sorted(readers) for port in self._ports(reader, call)]
+            fed = [port for port in ports if port.port.startswith("in.")]
+            between = [site for site in fed if set(made) & set(self._case.graph.producers(site))]
             modules += [one for one in sorted(readers) if one not in modules]
             label = " and ".join(modules)
             yield from filter(None, (self._part(f"what {label} are fed", inputs, between),))
-            inputs = [*inputs, *(one for one in fed if one not in between)]
-            made = [one for one in ports if not one.port.startswith("in.")]
+            inputs = [*inputs, *(site for site in fed if site not in between)]
+            made = [port for port in ports if not port.port.startswith("in.")]
             yield from filter(None, (self._part(label, inputs, made),))
 
     def _part(self, name: str, inputs: Sequence[Site], outputs: Sequence[Site]) -> Part | None:
         between = self._between(inputs, outputs)
         if not inputs or not outputs or between is None:
             return None
-        own = frozenset(one for one in inputs if not self._is_clean(one))
-        shared = frozenset(one for one in inputs[1:] if self._is_shared(one, between))
+        own = frozenset(site for site in inputs if not self._is_clean(site))
+        shared = frozenset(site for site in inputs[1:] if self._is_shared(site, between))
         return Part(name, tuple(inputs), tuple(outputs), between, own, shared)
 
     def _between(self, inputs: Sequence[Site], outputs: Sequence[Site]) -> frozenset[Site] | None:
@@ -185,8 +185,8 @@ class EqualFunctions:
         return any(not any(_is_inside(one.name, two) for two in inside) for one in fed)
 
     def _ports(self, name: str, call: int) -> list[Site]:
-        sites = (one for one in self._case.items if (one.phase, one.name, one.call) == ("fwd", name, call))
-        return [one for one in sites if one.step == self._first and one.sample is None]
+        sites = (item for item in self._case.items if (item.phase, item.name, item.call) == ("fwd", name, call))
+        return [site for site in sites if site.step == self._first and site.sample is None]
 
     def _is_clean(self, site: Site) -> bool:
         finding = last(self._chains, site)
@@ -201,12 +201,14 @@ class EqualFunctions:
 
     def _inside(self, part: Part, replays: Replays) -> set[Site]:
         """What differs inside a part and is excused by its function: tensors, and weights of which all is read."""
-        weights = {one for one in self._weights if part.holds(one) and self._is_made_up_for(one, part, replays)}
+        weights = {
+            weight for weight in self._weights if part.holds(weight) and self._is_made_up_for(weight, part, replays)
+        }
         if replays.own is None:  # nobody knows how the candidate makes what is inside
             return weights
-        made = [one for one in decided(self._chains, *DRIFTED) if one.phase in ("fwd", "agrad") and part.holds(one)]
-        own = (one for one in made if _is_own(one, self._case, replays))
-        return weights | {one for one in own if one.phase == "agrad" or _shows(one, part, self._case, replays)}
+        made = [site for site in decided(self._chains, *DRIFTED) if site.phase in ("fwd", "agrad") and part.holds(site)]
+        own = (site for site in made if _is_own(site, self._case, replays))
+        return weights | {site for site in own if site.phase == "agrad" or _shows(site, part, self._case, replays)}
 
     def _is_made_up_for(self, weight: Site, part: Part, replays: Replays) -> bool:
         """Whether a weight that differs is read, and its difference alone would show, or has no effect on anything."""
@@ -220,7 +222,7 @@ class EqualFunctions:
         """Replays that start from nothing inside a part; with the candidate's weights, or with those of the reference,
         where the candidate stores them so that the reference could not read them."""
         case, step = self._case, replays.program.steps[part.outputs[0].step]
-        ends = {step.sites[one] for one in part.outputs}
+        ends = {step.sites[output] for output in part.outputs}
         ended = {one for one, ref in step.sites.items() if ref in ends}  # a container gives what its last module does
 
         def is_start(site: Site) -> bool:
@@ -239,10 +241,10 @@ class EqualFunctions:
 
     def _gradients(self, part: Part, outside: Replays) -> dict[Site, Finding]:
         """Gradients of a part's own weights, and of what it reads, judged with the part as one operation."""
-        drifted = [one for one in decided(self._chains, *DRIFTED) if one.phase in ("grad", "agrad", "grad_scaled")]
+        drifted = [site for site in decided(self._chains, *DRIFTED) if site.phase in ("grad", "agrad", "grad_scaled")]
         facts = {"part": part.name, "trials": 0, "proof": "replayed"}
-        right = (one for one in drifted if not part.holds(one) and self._is_right(one, outside))
-        return {one: Finding(BY, Verdict.NOISE, Why.SAME_FUNCTION, facts) for one in right}
+        right = (site for site in drifted if not part.holds(site) and self._is_right(site, outside))
+        return {site: Finding(BY, Verdict.NOISE, Why.SAME_FUNCTION, facts) for site in right}
 
     def _read_as_own(self, site: Site, replays: Replays) -> dict[Site, Finding]:
         """A tensor that every module which reads it makes the same of, each side with its own: a table in the layout of
@@ -274,10 +276,10 @@ def _is_own(site: Site, case: Case, replays: Replays) -> bool:
     """Whether the candidate's own calls make what it has at a site."""
     pair = case.items[site].pair
     try:
-        own, theirs = replays.own_expected(pair.reference.site), found_at(pair, replays)
-        if own is None or theirs is None or own.shape != theirs.shape:
+        own, candidate = replays.own_expected(pair.reference.site), found_at(pair, replays)
+        if own is None or candidate is None or own.shape != candidate.shape:
             return False
-        left = excess_of(own, theirs, case.unit(pair), lambda seed: replays.own_drawn(pair.reference.site, seed))
+        left = excess_of(own, candidate, case.unit(pair), lambda seed: replays.own_drawn(pair.reference.site, seed))
     except NotReplayableError:
         return False
     return left is not None and left.times <= DRIFT
@@ -289,20 +291,26 @@ def _difference(part: Part, case: Case, replays: Replays, others: Sequence[Site]
     sides = _sides(part, case, replays)
     if sides is None:
         return None
-    ours, theirs = sides
+    reference, candidate = sides
     unit = max((case.unit(case.items[site].pair) for site in others), default=FLOAT32)
     worst = 0.0
     try:
         for trial in range(1 + TRIALS):
-            inputs = _random_inputs(part, ours, theirs, trial - 1) if trial else _recorded_inputs(part, ours, theirs)
-            for at in range(len(ours.outputs)):
+            inputs = (
+                _random_inputs(part, reference, candidate, trial - 1)
+                if trial
+                else _recorded_inputs(part, reference, candidate)
+            )
+            for at in range(len(reference.outputs)):
                 both = zip(sides, inputs, strict=True)
                 expected, found = (_run(side, at, given, side.weights) for side, given in both)
                 if expected.shape != found.shape or expected.dtype.kind in "iub":
                     return None
 
-                def draw(number: int, at: int = at, same: Array = expected, one: Sequence[Array] = inputs[0]) -> Array:
-                    return _run(ours, at, one, _moved(ours, unit, number)) if others else same
+                def draw(
+                    number: int, at: int = at, same: Array = expected, sequence: Sequence[Array] = inputs[0]
+                ) -> Array:
+                    return _run(reference, at, sequence, _moved(reference, unit, number)) if others else same
 
                 excess = excess_of(expected, found, max(unit, FLOAT32), draw)
                 if excess is None:
@@ -331,9 +339,9 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: flo
     sides = _sides(part, case, replays)
     if sides is None:
         return None
-    ours, unit = sides[0], case.unit(case.items[weight].pair)
+    reference, unit = sides[0], case.unit(case.items[weight].pair)
     given = _random_inputs(part, *sides, 0)[0]
-    changed = replays.theirs.array(weight)
+    changed = replays.counterparts.array(weight)
     if further is not None and changed is not None:
         changed = _taken_further(wide(case.reference.array(weight)), wide(changed), further)
 
@@ -342,13 +350,13 @@ def _effect(weight: Site, part: Part, case: Case, replays: Replays, further: flo
 
     worst = 0.0
     try:
-        for at in range(len(ours.outputs)):
-            expected, found = _run(ours, at, given, ours.weights), _run(ours, at, given, other)
+        for at in range(len(reference.outputs)):
+            expected, found = _run(reference, at, given, reference.weights), _run(reference, at, given, other)
             if np.allclose(expected, found, rtol=NOTHING, atol=NOTHING * float(np.abs(expected).max(initial=0.0))):
                 continue
 
             def draw(number: int, at: int = at) -> Array:
-                return _run(ours, at, given, _moved(ours, unit, number))
+                return _run(reference, at, given, _moved(reference, unit, number))
 
             excess = excess_of(expected, found, max(unit, FLOAT32), draw)
             worst = max(worst, 0.0 if excess is None else max(excess.times, LEAST_EFFECT))
@@ -363,15 +371,18 @@ def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
     sides = _sides(part, case, replays)
     if sides is None or site not in sides[0].step.sites:
         return False
-    ours = sides[0]
+    reference = sides[0]
     given = _random_inputs(part, *sides, 0)[0]
-    changed = replace(ours, inputs=(*ours.inputs, site))
+    changed = replace(reference, inputs=(*reference.inputs, site))
     try:
-        value = wide(_run(replace(ours, outputs=(site,)), 0, given, ours.weights))
+        value = wide(_run(replace(reference, outputs=(site,)), 0, given, reference.weights))
         size = float(np.sqrt(np.mean(np.square(value)))) or 1.0
         moved = value + size * np.random.default_rng(0).standard_normal(value.shape)
-        for at in range(len(ours.outputs)):
-            expected, found = (_run(ours, at, given, ours.weights), _run(changed, at, [*given, moved], ours.weights))
+        for at in range(len(reference.outputs)):
+            expected, found = (
+                _run(reference, at, given, reference.weights),
+                _run(changed, at, [*given, moved], reference.weights),
+            )
             excess = excess_of(expected, found, FLOAT32, partial(_as_expected, expected))
             if excess is not None and not excess.times <= OUTWEIGHED:
                 return True
@@ -384,11 +395,11 @@ def _as_expected(expected: Array, seed: int) -> Array:
     return expected
 
 
-def _taken_further(ours: NDArray[np.float64], theirs: NDArray[np.float64], times: float) -> Array:
+def _taken_further(reference: NDArray[np.float64], candidate: NDArray[np.float64], times: float) -> Array:
     """A weight that differs in the same direction, by at least so many times its size."""
-    apart, size = theirs - ours, float(np.abs(ours).max(initial=0.0)) or 1.0
+    apart, size = candidate - reference, float(np.abs(reference).max(initial=0.0)) or 1.0
     largest = float(np.abs(apart).max(initial=0.0))
-    found: Array = ours + apart * max(1.0, times * size / largest if largest else 1.0)
+    found: Array = reference + apart * max(1.0, times * size / largest if largest else 1.0)
     return found
 
 
@@ -399,16 +410,16 @@ def _sides(part: Part, case: Case, replays: Replays) -> tuple[_Side, _Side] | No
     pairs = [case.items[one].pair for one in (*part.inputs, *part.outputs)]
     if step is None or any(pair.site != pair.reference.site or pair.site not in step.sites for pair in pairs):
         return None
-    ours = _Side(step, case.reference, part.inputs, part.outputs, lambda site: None)
+    reference = _Side(step, case.reference, part.inputs, part.outputs, lambda site: None)
     own = _own_side(part, replays)
     if own is not None or replays.own is not None:
-        return None if own is None else (ours, own)
-    return ours, _Side(step, case.reference, part.inputs, part.outputs, _weights_only(replays))
+        return None if own is None else (reference, own)
+    return reference, _Side(step, case.reference, part.inputs, part.outputs, _weights_only(replays))
 
 
 def _own_side(part: Part, replays: Replays) -> _Side | None:
     inputs, outputs = (tuple(replays.own_site(one) for one in some) for some in (part.inputs, part.outputs))
-    known = tuple(one for one in inputs if one is not None), tuple(one for one in outputs if one is not None)
+    known = tuple(one for one in inputs if one is not None), tuple(output for output in outputs if output is not None)
     if replays.own is None or (len(known[0]), len(known[1])) != (len(inputs), len(outputs)):
         return None
     step = replays.own.program.steps.get(known[1][0].step)
@@ -418,7 +429,7 @@ def _own_side(part: Part, replays: Replays) -> _Side | None:
 
 
 def _weights_only(replays: Replays) -> Tensors:
-    return lambda site: replays.theirs.array(site) if site.phase == "weight" else None
+    return lambda site: replays.counterparts.array(site) if site.phase == "weight" else None
 
 
 def _run(side: _Side, at: int, inputs: Sequence[Array], weights: Tensors) -> Array:
@@ -449,25 +460,25 @@ def _moved(side: _Side, unit: float, seed: int) -> Tensors:
     return tensors
 
 
-def _recorded_inputs(part: Part, ours: _Side, theirs: _Side) -> tuple[list[Array], list[Array]]:
+def _recorded_inputs(part: Part, reference: _Side, candidate: _Side) -> tuple[list[Array], list[Array]]:
     """What the reference's part was given, for both sides; what differs between the sides stays what it is."""
-    pairs = zip(part.inputs, ours.inputs, theirs.inputs, strict=True)
-    given = [ours.trace.array(one) for one in ours.inputs]
+    pairs = zip(part.inputs, reference.inputs, candidate.inputs, strict=True)
+    given = [reference.trace.array(one) for one in reference.inputs]
     return given, [
-        theirs.trace.array(other) if site in part.own else ours.trace.array(one) for site, one, other in pairs
+        candidate.trace.array(other) if site in part.own else reference.trace.array(one) for site, one, other in pairs
     ]
 
 
-def _random_inputs(part: Part, ours: _Side, theirs: _Side, seed: int) -> tuple[list[Array], list[Array]]:
+def _random_inputs(part: Part, reference: _Side, candidate: _Side, seed: int) -> tuple[list[Array], list[Array]]:
     """Numbers like those that a part was given, and others, the same for both sides: masks stay what they are, and so
     does what differs between the sides."""
     rng = np.random.default_rng(seed + 1)
     drawn: tuple[list[Array], list[Array]] = [], []
-    for site, own, other in zip(part.inputs, ours.inputs, theirs.inputs, strict=True):
+    for site, own, other in zip(part.inputs, reference.inputs, candidate.inputs, strict=True):
         kept = site in part.own or site in part.shared
-        array = ours.trace.array(own) if kept else _random(ours, own, ours.trace.array(own), rng)
+        array = reference.trace.array(own) if kept else _random(reference, own, reference.trace.array(own), rng)
         drawn[0].append(array)
-        drawn[1].append(theirs.trace.array(other) if site in part.own else array)
+        drawn[1].append(candidate.trace.array(other) if site in part.own else array)
     return drawn
 
 
@@ -504,8 +515,12 @@ def _shape(step: Step, ref: Ref) -> tuple[int, ...]:
 def _is_read(site: Site, part: Part, case: Case, replays: Replays) -> bool:
     """Whether every number of a weight that differs has an effect on what a part gives, for some random inputs."""
     sides = _sides(part, case, replays)
-    ours, theirs = case.load(case.items[site].pair)
-    differs = wide(ours) != wide(theirs) if ours.shape == theirs.shape else np.ones(ours.shape, dtype=bool)
+    reference, candidate = case.load(case.items[site].pair)
+    differs = (
+        wide(reference) != wide(candidate)
+        if reference.shape == candidate.shape
+        else np.ones(reference.shape, dtype=bool)
+    )
     if sides is None or site not in sides[0].step.sites:
         return False
     read = np.zeros(differs.shape, dtype=bool)

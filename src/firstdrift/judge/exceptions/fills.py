@@ -34,18 +34,18 @@ def fill(site: Site, case: Case, replays: Replays) -> Finding | None:
 
 
 def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
-    expected, theirs = expected_at(pair, replays), found_at(pair, replays)
-    if expected is None or theirs is None or expected.shape != theirs.shape or theirs.dtype.kind not in "fV":
+    expected, candidate = expected_at(pair, replays), found_at(pair, replays)
+    if expected is None or candidate is None or expected.shape != candidate.shape or candidate.dtype.kind not in "fV":
         return None
-    if pair.reference_steps or pair.candidate_steps or not theirs.ndim:
+    if pair.reference_steps or pair.candidate_steps or not candidate.ndim:
         return None
-    masked = _filled(expected) & _filled(theirs)
+    masked = _filled(expected) & _filled(candidate)
     if not masked.any():
         return None
-    refilled = np.where(masked, wide(expected), wide(theirs))
+    refilled = np.where(masked, wide(expected), wide(candidate))
     site = pair.reference.site
     rest = excess_of(
-        np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(theirs)).astype(theirs.dtype), unit,
+        np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(candidate)).astype(candidate.dtype), unit,
         lambda seed: _emptied(masked, part_of(pair, replays.drawn(site, seed))),
     )  # fmt: skip
     if rest is None or rest.times > DRIFT:
@@ -55,7 +55,7 @@ def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
         return None
     facts = {
         "masked": int(masked.sum()), "count": int(masked.size), "readers": [str(one) for one in readers],
-        "reference": float(np.min(wide(expected)[masked])), "candidate": float(np.min(wide(theirs)[masked])),
+        "reference": float(np.min(wide(expected)[masked])), "candidate": float(np.min(wide(candidate)[masked])),
         "error": rest.error, "limit": rest.limit, "proof": "replayed",
     }  # fmt: skip
     return Finding(BY, Verdict.NOISE, Why.FILL, facts)
@@ -75,7 +75,7 @@ def _emptied(masked: Mask, drawn: Array | None) -> Array | None:
 
 def _gives_the_same(reader: Site, site: Site, refilled: Array, replays: Replays) -> bool:
     def tensors(wanted: Site) -> Array | None:
-        return refilled if wanted == site else replays.theirs.array(wanted)
+        return refilled if wanted == site else replays.counterparts.array(wanted)
 
-    own, other = replays.run(reader, replays.theirs.array), replays.run(reader, tensors)
+    own, other = replays.run(reader, replays.counterparts.array), replays.run(reader, tensors)
     return own is not None and other is not None and np.array_equal(own, other)

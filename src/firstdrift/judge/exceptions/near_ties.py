@@ -56,16 +56,16 @@ class _Runs:
         plain = [part_of(pair, replays.drawn(site, seed)) for seed in range(1, MANY_DRAWS + 1)]
         seeds = () if replays.is_whole(site) else range(1, RUNS + 1)
         slight = [part_of(pair, replays.drawn(site, seed, times=TIMES * SLIGHT, free=True)) for seed in seeds]
-        offs = [[_off(one, expected) for one in some if one is not None] for some in (plain, runs, slight)]
+        offs = [[_off(array, expected) for array in some if array is not None] for some in (plain, runs, slight)]
         return cls(*offs) if offs[0] and len(offs[2]) == len(seeds) else None
 
     def jumps(self, at: int, by_rows: bool) -> Mask:
         """The rows or elements that a run moves by far more than noise that decides alike, and not in proportion."""
         moved = _sizes(self.free[at], by_rows)
-        jumps: Mask = moved > JUMP * np.max([_sizes(one, by_rows) for one in self.plain], axis=0)
+        jumps: Mask = moved > JUMP * np.max([_sizes(array, by_rows) for array in self.plain], axis=0)
         if not self.slight:
             return jumps
-        slight = [_sizes(one, by_rows) / SLIGHT for one in self.slight]
+        slight = [_sizes(array, by_rows) / SLIGHT for array in self.slight]
         apart = (slight[at] < moved / ALONG) | (slight[at] > moved * ALONG)
         far: Mask = jumps & apart & (moved > JUMP * np.min(slight, axis=0))
         return far
@@ -82,45 +82,48 @@ def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
 
 def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
     site = pair.reference.site
-    expected, theirs = expected_at(pair, replays), found_at(pair, replays)
-    if expected is None or theirs is None or not replays.decides(site):
+    expected, candidate = expected_at(pair, replays), found_at(pair, replays)
+    if expected is None or candidate is None or not replays.decides(site):
         return None
     runs = [part_of(pair, replays.drawn(site, seed, times=TIMES, free=True)) for seed in range(1, RUNS + 1)]
     known = [run for run in runs if run is not None and run.shape == expected.shape]
     if len(known) < RUNS:
         return None
-    if theirs.dtype.kind in "iub":
-        return _chosen(expected, theirs, known)
-    return _jumped(pair, replays, unit, expected, theirs, known)
+    if candidate.dtype.kind in "iub":
+        return _chosen(expected, candidate, known)
+    return _jumped(pair, replays, unit, expected, candidate, known)
 
 
-def _chosen(expected: Array, theirs: Array, runs: Sequence[Array]) -> Finding | None:
+def _chosen(expected: Array, candidate: Array, runs: Sequence[Array]) -> Finding | None:
     """Whole numbers: every one that differs is what some run chose."""
-    differing = expected != theirs
-    seen = np.any([run == theirs for run in runs], axis=0)
-    if not (seen | ~differing).all() or _is_a_rule(theirs, runs):
+    differing = expected != candidate
+    seen = np.any([run == candidate for run in runs], axis=0)
+    if not (seen | ~differing).all() or _is_a_rule(candidate, runs):
         return None
-    facts = {"differing": int(differing.sum()), "count": int(theirs.size), "runs": len(runs), "proof": "replayed"}
+    facts = {"differing": int(differing.sum()), "count": int(candidate.size), "runs": len(runs), "proof": "replayed"}
     return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
 
 
-def _is_a_rule(theirs: Array, runs: Sequence[Array]) -> bool:
+def _is_a_rule(candidate: Array, runs: Sequence[Array]) -> bool:
     """Whether a candidate decides all near-ties the same way, up or down: that is no chance, but another rounding."""
     lowest, highest = np.min(runs, axis=0), np.max(runs, axis=0)
     open_ = lowest != highest
-    up, away = theirs[open_] == highest[open_], np.abs(theirs[open_]) == np.maximum(*np.abs([lowest, highest]))[open_]
+    up, away = (
+        candidate[open_] == highest[open_],
+        np.abs(candidate[open_]) == np.maximum(*np.abs([lowest, highest]))[open_],
+    )
     return int(open_.sum()) >= SYSTEMATIC and any(one.all() or not one.any() for one in (up, away))
 
 
 def _jumped(
-    pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array]
+    pair: Pair, replays: Replays, unit: float, expected: Array, candidate: Array, runs: Sequence[Array]
 ) -> Finding | None:
     site = pair.reference.site
     noise = _Runs.of(pair, replays, expected, runs)
     if noise is None:
         return None
     for by_rows in (True, False):
-        other, taken = _decided_as(expected, theirs, runs, noise, by_rows)
+        other, taken = _decided_as(expected, candidate, runs, noise, by_rows)
         moved = int(taken.sum())
         if not moved:
             continue
@@ -131,23 +134,23 @@ def _jumped(
         def draw(seed: int, around: Array = other, more: Array = more) -> Array | None:
             return _around(around, expected, part_of(pair, replays.drawn(site, seed)), more, unit, seed)
 
-        left = excess_of(other, theirs, unit, draw, before(pair, replays))
+        left = excess_of(other, candidate, unit, draw, before(pair, replays))
         if left is not None and left.times <= DRIFT:
             facts = {
                 "differing": moved, "count": _count(expected, by_rows), "what": "rows" if by_rows else "elements",
                 "runs": len(runs), "error": left.error, "limit": left.limit, "proof": "replayed",
             }  # fmt: skip
             return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
-    if not _may_be_decided_otherwise(pair, replays, unit, expected, theirs, runs, noise):
+    if not _may_be_decided_otherwise(pair, replays, unit, expected, candidate, runs, noise):
         return None
     spread = max(float(np.sqrt(np.mean(_off(run, expected) ** 2))) for run in runs)
-    error = float(np.sqrt(np.mean(_off(theirs, expected) ** 2)))
+    error = float(np.sqrt(np.mean(_off(candidate, expected) ** 2)))
     facts = {"error": error, "limit": REACH * spread, "runs": len(runs)}
     return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, facts)
 
 
 def _may_be_decided_otherwise(
-    pair: Pair, replays: Replays, unit: float, expected: Array, theirs: Array, runs: Sequence[Array],
+    pair: Pair, replays: Replays, unit: float, expected: Array, candidate: Array, runs: Sequence[Array],
     noise: _Runs,
 ) -> bool:  # fmt: skip
     """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it next
@@ -158,41 +161,43 @@ def _may_be_decided_otherwise(
         return part_of(pair, replays.drawn(site, seed))
 
     for by_rows in (True, False):
-        rest = _open_replaced(expected, theirs, runs, noise, by_rows)
+        rest = _open_replaced(expected, candidate, runs, noise, by_rows)
         left = None if rest is None else excess_of(expected, rest, unit, drawn, sides)
         if left is not None and left.times <= DRIFT:
             return True
-    at = min(range(len(runs)), key=lambda one: float(np.square(_off(runs[one], theirs)).sum()))
+    at = min(range(len(runs)), key=lambda one: float(np.square(_off(runs[one], candidate)).sum()))
     nearest = runs[at]
 
     def around(seed: int) -> Array | None:
         drawn = part_of(pair, replays.drawn(site, seed, times=TIMES))
         return None if drawn is None else wide(nearest) + (wide(drawn) - wide(expected))
 
-    left = excess_of(nearest, theirs, unit, around, sides)
+    left = excess_of(nearest, candidate, unit, around, sides)
     return bool(noise.jumps(at, False).any()) and left is not None and left.times <= DRIFT
 
 
-def _open_replaced(expected: Array, theirs: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool) -> Array | None:
+def _open_replaced(
+    expected: Array, candidate: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool
+) -> Array | None:
     """What the candidate has, but as expected in the rows or elements that decisions move about as far; None where
     there are none."""
-    base, found = matrix(wide(expected)), matrix(wide(theirs))
+    base, found = matrix(wide(expected)), matrix(wide(candidate))
     reach = np.max([_sizes(_off(run, expected), by_rows) for run in runs], axis=0)
     moved = np.any([noise.jumps(at, by_rows) for at in range(len(runs))], axis=0)
     open_ = moved & (_sizes(found - base, by_rows) <= REACH * reach)
     if not open_.any():
         return None
     kept = np.where(open_[:, None] if by_rows else open_, base, found)
-    rest: Array = kept.reshape(expected.shape).astype(theirs.dtype)
+    rest: Array = kept.reshape(expected.shape).astype(candidate.dtype)
     return rest
 
 
 def _decided_as(
-    expected: Array, theirs: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool
+    expected: Array, candidate: Array, runs: Sequence[Array], noise: _Runs, by_rows: bool
 ) -> tuple[Array, Mask]:
     """What was expected, with the rows or elements that jump in a run as in the run that comes nearest, and which these
     are."""
-    found = matrix(wide(theirs))
+    found = matrix(wide(candidate))
     best = matrix(wide(expected)).copy()
     taken = np.zeros(len(best) if by_rows else best.shape, dtype=bool)
     nearest = _sizes(found - best, by_rows)
@@ -210,8 +215,8 @@ def _sizes(error: Floats, by_rows: bool) -> Floats:
     return sizes
 
 
-def _off(one: Array, expected: Array) -> Floats:
-    return np.nan_to_num(matrix(wide(one)) - matrix(wide(expected)))
+def _off(array: Array, expected: Array) -> Floats:
+    return np.nan_to_num(matrix(wide(array)) - matrix(wide(expected)))
 
 
 def _around(other: Array, expected: Array, drawn: Array | None, more: Array, unit: float, seed: int) -> Array | None:

@@ -28,18 +28,21 @@ def other_shapes(case: Case, chains: Chains) -> Findings:
     if not asked or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
         return {}
     try:
-        ours, theirs = read_program(case.reference), None if case.own is not None else read_program(case.candidate)
+        reference, candidate = (
+            read_program(case.reference),
+            None if case.own is not None else read_program(case.candidate),
+        )
     except FormatError:
         return {}
-    own = case.own or (None if theirs is None else Own(theirs, case.candidate))
-    if ours is None or own is None:
+    own = case.own or (None if candidate is None else Own(candidate, case.candidate))
+    if reference is None or own is None:
         return {}
-    functions = Exercised(case, ours, own, alike(case, chains))
+    functions = Exercised(case, reference, own, alike(case, chains))
     with functions.replays.running():
         made = _made_of(functions.replays, case, asked)
         forward = [site for site in asked if site.phase == "fwd"]
         readers = {one for site in forward for one in made[site] if one.phase == "fwd"}
-        proven = {one for one in readers if _is_clean(one, chains) and functions.is_same(one)}
+        proven = {reader for reader in readers if _is_clean(reader, chains) and functions.is_same(reader)}
     shown = [site for site in forward if made[site] and made[site] <= proven | _gradients(made[site], chains)]
     shown += [site for site in asked if site._replace(phase="fwd") in shown and site.phase == "agrad"
               and made[site] and all(_is_clean(one, chains) for one in made[site])]  # fmt: skip
@@ -58,11 +61,11 @@ def _made_of(replays: Replays, case: Case, asked: list[Site]) -> dict[Site, set[
     """The compared tensors that either side makes of each."""
     found: dict[Site, set[Site]] = {site: set() for site in asked}
     own_site = replays.own.site if replays.own is not None else None
-    theirs = {own_site(case.items[site].pair.candidate[0].site): site for site in asked if own_site}
-    for site in replays.theirs.sites:
+    candidate = {own_site(case.items[site].pair.candidate[0].site): site for site in asked if own_site}
+    for site in replays.counterparts.sites:
         own = replays.own_cut(site) if site in case.items else None
-        inside = [one for one in theirs if own is not None and _is_inside(one, *own)]
-        for one in {*replays.unseen(site), *(theirs[one] for one in inside)} if site in case.items else ():
+        inside = [one for one in candidate if own is not None and _is_inside(one, *own)]
+        for one in {*replays.unseen(site), *(candidate[one] for one in inside)} if site in case.items else ():
             if one in found:
                 found[one].add(site)
     return found
@@ -76,7 +79,7 @@ def _is_inside(site: Site, step: Step, cut: Cut) -> bool:
 
 def _gradients(sites: set[Site], chains: Chains) -> set[Site]:
     """Gradients that are what they should be; their function follows from that of the forward pass."""
-    return {one for one in sites if one.phase != "fwd" and _is_clean(one, chains)}
+    return {site for site in sites if site.phase != "fwd" and _is_clean(site, chains)}
 
 
 def _is_clean(site: Site, chains: Chains) -> bool:
@@ -85,6 +88,6 @@ def _is_clean(site: Site, chains: Chains) -> bool:
 
 
 def _finding(readers: list[Site]) -> Finding:
-    modules = sorted({one.name for one in readers})
+    modules = sorted({reader.name for reader in readers})
     facts = {"part": ", ".join(modules), "modules": modules, "trials": TRIALS, "proof": "replayed"}
     return Finding(BY, Verdict.NOISE, Why.SAME_FUNCTION, facts)

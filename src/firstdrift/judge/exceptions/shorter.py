@@ -29,8 +29,8 @@ def shorter(case: Case, chains: Chains) -> Findings:
 
 def _by_numbers(item: Measured, case: Case, drift: Finding) -> Finding | None:
     error = float(drift.facts.get("error") or 0.0)
-    ours, theirs = case.load(item.pair)
-    if (dtype := coarser_grid(ours, theirs, error)) is not None:
+    reference, candidate = case.load(item.pair)
+    if (dtype := coarser_grid(reference, candidate, error)) is not None:
         facts = {**drift.facts, "dtype": dtype, "name": NAMES[dtype], "declared": item.pair.candidate[0].dtype}
         return Finding(BY, Verdict.PRECISION, Why.SHORTER_GRID, facts)
     rung = coarser_rung(item, case.limits, case.load)

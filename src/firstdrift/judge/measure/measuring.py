@@ -70,11 +70,11 @@ def measure_pairs(
 
 def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
     """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
-    ours = apply_all(reference.array(pair.reference.site), pair.reference_steps)
-    theirs = _candidate(pair, candidate)
-    if WITHOUT_SHAPES in (reference.format, candidate.format) and ours.size == theirs.size:
-        theirs = theirs.reshape(ours.shape)
-    return _same_shape(ours, theirs)
+    of_reference = apply_all(reference.array(pair.reference.site), pair.reference_steps)
+    of_candidate = _candidate(pair, candidate)
+    if WITHOUT_SHAPES in (reference.format, candidate.format) and of_reference.size == of_candidate.size:
+        of_candidate = of_candidate.reshape(of_reference.shape)
+    return _same_shape(of_reference, of_candidate)
 
 
 def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) -> Measured:
@@ -82,32 +82,35 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     if silent is not None:
         return silent
     try:
-        ours, theirs = load_recorded(pair, reference, candidate)
+        of_reference, of_candidate = load_recorded(pair, reference, candidate)
     except ReconcileError as error:
         return Measured(pair, problem=str(error))
     if pair.reference.details.get("stage") in INDEX_PAYLOAD:
-        ours, theirs = _as_indices(ours), _as_indices(theirs)  # expert ids that were stored as floats
-    if pair.site.phase == "optim" and {_kind(ours), _kind(theirs)} == {"float", "integer"}:
-        ours, theirs = _counted(ours), _counted(theirs)
-    if _kind(ours) != _kind(theirs):
+        of_reference, of_candidate = (
+            _as_indices(of_reference),
+            _as_indices(of_candidate),
+        )  # expert ids that were stored as floats
+    if pair.site.phase == "optim" and {_kind(of_reference), _kind(of_candidate)} == {"float", "integer"}:
+        of_reference, of_candidate = _counted(of_reference), _counted(of_candidate)
+    if _kind(of_reference) != _kind(of_candidate):
         kinds = f"{pair.reference.dtype} and {pair.candidate[0].dtype}"
         return Measured(pair, problem=f"dtypes {kinds} are not of one kind (float, integer, complex, bool)")
-    rounded = _rounded_equal(pair, ours, theirs)
+    rounded = _rounded_equal(pair, of_reference, of_candidate)
     update = None
     if pair.site.phase == "weight_after":
-        ours, theirs, update = befores.updates(pair, ours, theirs)
-    found = measure(ours, theirs, threads=THREADS)
-    if found.bit_equal and ours.dtype == theirs.dtype:
-        theirs = ours  # what is asked from here on of one side holds of both
-    constant = _is_constant(ours) and (theirs is ours or _is_constant(theirs))
-    whole = _kind(ours) == "integer"
-    parts = None if found.bit_equal or whole or update is not None else _parts(pair, ours, theirs)
-    zeros = parts is None or np.array_equal(ours == 0, theirs == 0)
+        of_reference, of_candidate, update = befores.updates(pair, of_reference, of_candidate)
+    found = measure(of_reference, of_candidate, threads=THREADS)
+    if found.bit_equal and of_reference.dtype == of_candidate.dtype:
+        of_candidate = of_reference  # what is asked from here on of one side holds of both
+    constant = _is_constant(of_reference) and (of_candidate is of_reference or _is_constant(of_candidate))
+    whole = _kind(of_reference) == "integer"
+    parts = None if found.bit_equal or whole or update is not None else _parts(pair, of_reference, of_candidate)
+    zeros = parts is None or np.array_equal(of_reference == 0, of_candidate == 0)
     return Measured(pair, found, None, None, update, rounded, whole, constant, parts, zeros)
 
 
-def _parts(pair: Pair, ours: Array, theirs: Array) -> Parts | None:
-    profile = profile_of(ours, theirs, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
+def _parts(pair: Pair, reference: Array, candidate: Array) -> Parts | None:
+    profile = profile_of(reference, candidate, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
     return None if profile is None else parts_of(profile)
 
 
@@ -124,18 +127,20 @@ def _is_constant(array: Array) -> bool:
 
 def _without_values(pair: Pair) -> Measured | None:
     """Pairs of which a side has no tensor: absent on purpose, or statistics only."""
-    ours, theirs = pair.reference, pair.candidate[0]
-    for record in (ours, theirs):
+    reference, candidate = pair.reference, pair.candidate[0]
+    for record in (reference, candidate):
         if record.absent is not None and record.absent.startswith(NOT_COMPARABLE):
             return Measured(pair, problem=record.absent.removeprefix(NOT_COMPARABLE))
-    if ours.absent is not None and theirs.absent is not None:
-        return Measured(pair, absent=Absent(Verdict.SAME, Why.ABSENT_ON_BOTH, ours.absent))
-    if theirs.absent is not None:
-        return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, theirs.absent))
-    if ours.absent is not None:
-        asked = ours.absent != NOT_REQUIRED
-        return Measured(pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, ours.absent))
-    if ours.at is None or any(record.at is None for record in pair.candidate):
+    if reference.absent is not None and candidate.absent is not None:
+        return Measured(pair, absent=Absent(Verdict.SAME, Why.ABSENT_ON_BOTH, reference.absent))
+    if candidate.absent is not None:
+        return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, candidate.absent))
+    if reference.absent is not None:
+        asked = reference.absent != NOT_REQUIRED
+        return Measured(
+            pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, reference.absent)
+        )
+    if reference.at is None or any(record.at is None for record in pair.candidate):
         return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
     return None
 
@@ -150,16 +155,18 @@ def _candidate(pair: Pair, candidate: Trace) -> Array:
     return apply_all(arrays[0], pair.candidate_steps)
 
 
-def _same_shape(ours: Array, theirs: Array) -> tuple[Array, Array]:
+def _same_shape(reference: Array, candidate: Array) -> tuple[Array, Array]:
     """Equal shapes, or shapes that differ in axes of length one alone."""
-    if ours.shape == theirs.shape:
-        return ours, theirs
-    if _squeezed(ours.shape) == _squeezed(theirs.shape):
-        return ours, theirs.reshape(ours.shape)
+    if reference.shape == candidate.shape:
+        return reference, candidate
+    if _squeezed(reference.shape) == _squeezed(candidate.shape):
+        return reference, candidate.reshape(reference.shape)
     hint = ""
-    if ours.size == theirs.size:
+    if reference.size == candidate.size:
         hint = ", as many elements: transposed or reshaped? a map can say so"
-    raise ReconcileError(f"shape {list(ours.shape)} in the reference, {list(theirs.shape)} in the candidate{hint}")
+    raise ReconcileError(
+        f"shape {list(reference.shape)} in the reference, {list(candidate.shape)} in the candidate{hint}"
+    )
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -186,15 +193,15 @@ def _counted(array: Array) -> Array:
     return whole if np.array_equal(whole, array) else array
 
 
-def _rounded_equal(pair: Pair, ours: Array, theirs: Array) -> bool:
+def _rounded_equal(pair: Pair, reference: Array, candidate: Array) -> bool:
     """Whether inputs or weights of two dtypes are equal once the reference is rounded to the candidate's."""
-    if pair.site.phase not in ("input", "weight") or ours.dtype == theirs.dtype or _kind(ours) != "float":
+    if pair.site.phase not in ("input", "weight") or reference.dtype == candidate.dtype or _kind(reference) != "float":
         return False
     if roundoff(pair.candidate[0].dtype) < roundoff(pair.reference.dtype):
-        ours, theirs = theirs, ours  # the finer side is rounded to the coarser
+        reference, candidate = candidate, reference  # the finer side is rounded to the coarser
     with np.errstate(over="ignore"):
-        rounded = mapped_rows(lambda rows: rows.astype(theirs.dtype), ours)
-    return measure(rounded, theirs, full=False).bit_equal
+        rounded = mapped_rows(lambda rows: rows.astype(candidate.dtype), reference)
+    return measure(rounded, candidate, full=False).bit_equal
 
 
 class _Befores:
@@ -203,34 +210,36 @@ class _Befores:
     def __init__(self, reference: Trace, candidate: Trace) -> None:
         self._reference, self._candidate = reference, candidate
 
-    def updates(self, pair: Pair, ours: Array, theirs: Array) -> tuple[Array, Array, Update | None]:
+    def updates(self, pair: Pair, reference: Array, candidate: Array) -> tuple[Array, Array, Update | None]:
         """What both sides added to their weights, and how far that is apart; the weights themselves, and None, if there
         is no before.
 
         An optimizer that divides by the gradient's own size, as Adam does, turns the noise of a gradient next to zero
         into a full step: element by element, an update is no more certain than its gradient.
         """
-        before = self._both(pair, ("weight",), ours.shape)
+        before = self._both(pair, ("weight",), reference.shape)
         if before is None:
-            return ours, theirs, None
+            return reference, candidate, None
         unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        same = _are_same(ours, theirs) and _are_same(*before)
-        gradients = None if same else self._both(pair, ("grad_scaled", "grad"), ours.shape)
-        found = update_of(before, (ours, theirs), unit, gradients)
-        added = mapped_rows(_difference, ours, before[0])
-        return added, added if same else mapped_rows(_difference, theirs, before[1]), found
+        same = _are_same(reference, candidate) and _are_same(*before)
+        gradients = None if same else self._both(pair, ("grad_scaled", "grad"), reference.shape)
+        found = update_of(before, (reference, candidate), unit, gradients)
+        added = mapped_rows(_difference, reference, before[0])
+        return added, added if same else mapped_rows(_difference, candidate, before[1]), found
 
     def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
         """Both sides' tensors of the same parameter in the first of these phases that both have."""
         if len(pair.candidate) > 1:
             return None
         for phase in phases:
-            ours = self._load(self._reference, pair.reference, phase)
-            theirs = self._load(self._candidate, pair.candidate[0], phase)
-            if ours is None or theirs is None:
+            reference = self._load(self._reference, pair.reference, phase)
+            candidate = self._load(self._candidate, pair.candidate[0], phase)
+            if reference is None or candidate is None:
                 continue
             try:
-                return apply_all(ours, pair.reference_steps), apply_all(theirs, pair.candidate_steps).reshape(shape)
+                return apply_all(reference, pair.reference_steps), apply_all(candidate, pair.candidate_steps).reshape(
+                    shape
+                )
             except (ReconcileError, ValueError):
                 continue
         return None
@@ -242,9 +251,9 @@ class _Befores:
         return trace.array(site)
 
 
-def _are_same(ours: Array, theirs: Array) -> bool:
+def _are_same(reference: Array, candidate: Array) -> bool:
     """Whether two tensors are the same bits, which one pass over them tells."""
-    return ours.dtype == theirs.dtype and measure(ours, theirs, full=False, threads=THREADS).bit_equal
+    return reference.dtype == candidate.dtype and measure(reference, candidate, full=False, threads=THREADS).bit_equal
 
 
 def _difference(after: Array, before: Array) -> Array:

@@ -307,7 +307,7 @@ class Result:
             "cause": None if self.cause is None else asdict(self.cause),
             "first_drift": first,
             "proves": None if self.proves is None else _proves(self.proves),
-            "settings": [_setting(one) for one in self.settings],
+            "settings": [_setting(setting) for setting in self.settings],
             "flips": [pair.site._asdict() for pair in self.flips],
             "counts": self.counts,
             "coverage": asdict(self.coverage),
@@ -340,12 +340,12 @@ def _unmatched(item: Unmatched) -> dict[str, Any]:
     return {**item.site._asdict(), "reason": item.reason}
 
 
-def _proves(one: Proves) -> dict[str, Any]:
-    return {"site": None if one.site is None else one.site._asdict(), "error": one.error}
+def _proves(proves: Proves) -> dict[str, Any]:
+    return {"site": None if proves.site is None else proves.site._asdict(), "error": proves.error}
 
 
-def _setting(one: SettingResult) -> dict[str, Any]:
-    return {**asdict(one), "effect": str(one.effect), "sites": [site._asdict() for site in one.sites]}
+def _setting(result: SettingResult) -> dict[str, Any]:
+    return {**asdict(result), "effect": str(result.effect), "sites": [site._asdict() for site in result.sites]}
 
 
 def _pair(result: PairResult) -> dict[str, Any]:
@@ -363,8 +363,8 @@ def _pair(result: PairResult) -> dict[str, Any]:
         "verdict": str(result.verdict),
         "reason": result.reason,
         "decided": [
-            {"by": one.by, "verdict": str(one.verdict), "why": str(one.why), "facts": dict(one.facts)}
-            for one in result.chain
+            {"by": finding.by, "verdict": str(finding.verdict), "why": str(finding.why), "facts": dict(finding.facts)}
+            for finding in result.chain
         ],
         "error": result.error,
         "inherited": result.inherited,

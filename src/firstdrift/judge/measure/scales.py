@@ -78,9 +78,9 @@ def profile_of(expected: Array, found: Array, *, least: float) -> Profile | None
     if expected.shape != found.shape or not expected.size or not (_is_float(expected) and _is_float(found)):
         return None
     _, width = matrix_of(expected.shape)
-    ours, theirs = expected.reshape(-1, width), found.reshape(-1, width)
-    of_rows, of_columns = scales_of(ours, least)
-    return Profile(*weighed(ours, theirs, of_rows, of_columns))
+    reference, candidate = expected.reshape(-1, width), found.reshape(-1, width)
+    of_rows, of_columns = scales_of(reference, least)
+    return Profile(*weighed(reference, candidate, of_rows, of_columns))
 
 
 def parts_of(profile: Profile) -> Parts:

@@ -50,58 +50,60 @@ def stated_otherwise(pairs: Iterable[Pair], reference: Trace, candidate: Trace) 
     said = optimizer_of(reference.header).get("class")
     rule = said if isinstance(said, str) else None
     for pair in pairs:
-        for one in _of_lines(pair, rule):
-            key = (one.where, one.key, repr((one.reference, one.candidate)))
+        for line in _of_lines(pair, rule):
+            key = (line.where, line.key, repr((line.reference, line.candidate)))
             known = found.get(key)
-            found[key] = one if known is None else replace(known, sites=(*known.sites, *one.sites))
-    for one in _of_headers(reference.header, candidate.header, rule):
-        same = (other for other in found.values() if _says(other, one))
+            found[key] = line if known is None else replace(known, sites=(*known.sites, *line.sites))
+    for header in _of_headers(reference.header, candidate.header, rule):
+        same = (other for other in found.values() if _says(other, header))
         if not any(same):
-            found.setdefault((one.where, one.key, repr((one.reference, one.candidate))), one)
+            found.setdefault((header.where, header.key, repr((header.reference, header.candidate))), header)
     return list(found.values())
 
 
-def are_alike(ours: Any, theirs: Any) -> bool:
+def are_alike(reference: Any, candidate: Any) -> bool:
     """Whether two values mean the same: numbers that float32 holds as one, a size and as many of it."""
-    if isinstance(ours, list | tuple) or isinstance(theirs, list | tuple):
-        both = [list(one) if isinstance(one, list | tuple) else [one] for one in (ours, theirs)]
+    if isinstance(reference, list | tuple) or isinstance(candidate, list | tuple):
+        both = [list(one) if isinstance(one, list | tuple) else [one] for one in (reference, candidate)]
         length = max(map(len, both))
         both = [one * length if len(one) == 1 else one for one in both]
         return len(both[0]) == len(both[1]) and all(are_alike(*items) for items in zip(*both, strict=True))
-    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+    if isinstance(reference, int | float) and isinstance(candidate, int | float):
         with np.errstate(over="ignore"):
-            held = np.float32(ours)
-            return bool(ours == theirs or (np.isfinite(held) and held == np.float32(theirs)))
-    return bool(ours == theirs)
+            held = np.float32(reference)
+            return bool(reference == candidate or (np.isfinite(held) and held == np.float32(candidate)))
+    return bool(reference == candidate)
 
 
 def _of_lines(pair: Pair, rule: str | None) -> Iterator[Stated]:
     """What the lines of a pair state differently."""
-    ours, theirs = pair.reference, pair.candidate[0]
-    if len(pair.candidate) > 1 or ours.details.get("attrs") == theirs.details.get("attrs"):
+    reference, candidate = pair.reference, pair.candidate[0]
+    if len(pair.candidate) > 1 or reference.details.get("attrs") == candidate.details.get("attrs"):
         return
-    mine, other = ours.attrs, theirs.attrs
+    mine, other = reference.attrs, candidate.attrs
     if not mine or not other:  # a side that states nothing says nothing
         return
     is_stepped = pair.site.phase in _STEPPED
-    where, *ops = (OPTIMIZER, rule, rule) if is_stepped else (pair.site.name, ours.op, theirs.op)
-    keys = mine.keys() | other.keys() if ours.op and theirs.op else mine.keys() & other.keys()
+    where, *ops = (OPTIMIZER, rule, rule) if is_stepped else (pair.site.name, reference.op, candidate.op)
+    keys = mine.keys() | other.keys() if reference.op and candidate.op else mine.keys() & other.keys()
     for key in sorted(keys - (_COUNTED if is_stepped else frozenset())):
         a, b = mine.get(key, UNSAID), other.get(key, UNSAID)
         if not are_alike(a, b):
             yield Stated(where, key, a, b, ops[0], (pair.site,), ops[1])
 
 
-def _of_headers(ours: Mapping[str, Json], theirs: Mapping[str, Json], rule: str | None) -> Iterator[Stated]:
-    yield from _of_tables(OPTIMIZER, optimizer_of(ours), optimizer_of(theirs), rule)
+def _of_headers(reference: Mapping[str, Json], candidate: Mapping[str, Json], rule: str | None) -> Iterator[Stated]:
+    yield from _of_tables(OPTIMIZER, optimizer_of(reference), optimizer_of(candidate), rule)
     for config in CONFIGS:
-        yield from _of_tables(HEADER, _flat(ours.get(config)), _flat(theirs.get(config)), None)
+        yield from _of_tables(HEADER, _flat(reference.get(config)), _flat(candidate.get(config)), None)
 
 
-def _of_tables(where: str, ours: Mapping[str, Json], theirs: Mapping[str, Json], op: str | None) -> Iterator[Stated]:
-    for key in sorted(ours.keys() & theirs.keys()):
-        if not are_alike(ours[key], theirs[key]):
-            yield Stated(where, key, ours[key], theirs[key], op)
+def _of_tables(
+    where: str, reference: Mapping[str, Json], candidate: Mapping[str, Json], op: str | None
+) -> Iterator[Stated]:
+    for key in sorted(reference.keys() & candidate.keys()):
+        if not are_alike(reference[key], candidate[key]):
+            yield Stated(where, key, reference[key], candidate[key], op)
 
 
 def optimizer_of(header: Mapping[str, Json]) -> dict[str, Json]:

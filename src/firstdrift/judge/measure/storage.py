@@ -80,8 +80,8 @@ def _shapes(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _is_square(pair: Pair) -> bool:
-    ours, theirs = _shapes(pair)
-    return ours == theirs and len(ours) == 2 and ours[0] == ours[1]
+    reference, candidate = _shapes(pair)
+    return reference == candidate and len(reference) == 2 and reference[0] == reference[1]
 
 
 def _parameter(site: Site) -> Parameter:
@@ -90,19 +90,19 @@ def _parameter(site: Site) -> Parameter:
 
 def _step(pair: Pair, reference: Trace, candidate: Trace) -> Transform | None:
     """The shape, or the order of axes, in which the candidate's numbers are the reference's."""
-    ours, theirs = _shapes(pair)
-    if prod(ours) != prod(theirs) or not 1 <= len(ours) <= MOST_AXES:
+    of_reference, of_candidate = _shapes(pair)
+    if prod(of_reference) != prod(of_candidate) or not 1 <= len(of_reference) <= MOST_AXES:
         return None
     arrays = reference.array(pair.reference.site), candidate.array(pair.candidate[0])
-    return next((step for step in _orders(ours, theirs) if _are_equal(pair, *arrays, step)), None)
+    return next((step for step in _orders(of_reference, of_candidate) if _are_equal(pair, *arrays, step)), None)
 
 
-def _orders(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[Transform]:
-    if sorted(ours) != sorted(theirs):
-        yield Transform("reshape", shape=ours)
+def _orders(reference: tuple[int, ...], candidate: tuple[int, ...]) -> Iterator[Transform]:
+    if sorted(reference) != sorted(candidate):
+        yield Transform("reshape", shape=reference)
         return
-    for axes in permutations(range(len(ours))):
-        if tuple(theirs[axis] for axis in axes) == ours:
+    for axes in permutations(range(len(reference))):
+        if tuple(candidate[axis] for axis in axes) == reference:
             yield TRANSPOSED if axes == (1, 0) else Transform("permute", axes=axes)
 
 
@@ -111,11 +111,11 @@ def _is_transposed(pair: Pair, reference: Trace, candidate: Trace) -> bool:
     return not _are_equal(pair, *arrays) and _are_equal(pair, *arrays, TRANSPOSED)
 
 
-def _are_equal(pair: Pair, ours: Array, theirs: Array, step: Transform | None = None) -> bool:
+def _are_equal(pair: Pair, reference: Array, candidate: Array, step: Transform | None = None) -> bool:
     """Whether the numbers are the same, or rounded to the coarser of two dtypes."""
-    found = measure(ours, theirs if step is None else step.apply(theirs), full=False)
+    found = measure(reference, candidate if step is None else step.apply(candidate), full=False)
     return found.bit_equal or (
-        ours.dtype != theirs.dtype
+        reference.dtype != candidate.dtype
         and found.nonfinite_agree
         and (found.rel_l2 or 0.0) <= roundoff(pair.reference.dtype, pair.candidate[0].dtype)
     )
@@ -125,8 +125,8 @@ def _undone(pair: Pair, step: Transform | None) -> Pair:
     """A pair of any phase of a parameter; an optimizer's counters have no axes."""
     if step is None or pair.site.phase not in STORED or len(pair.candidate) > 1:
         return pair
-    ours, theirs = _shapes(pair)
-    if not ours or prod(ours) != prod(theirs):
+    reference, candidate = _shapes(pair)
+    if not reference or prod(reference) != prod(candidate):
         return pair
     notes = (*pair.notes, f"stored differently: {step}")
     return replace(pair, candidate_steps=(step, *pair.candidate_steps), notes=notes, turned=True)

@@ -66,8 +66,8 @@ def update_of(
         error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
         stored = unit * _finite(np.abs(wide(after[0][part])))
         unsure = largest * (0.0 if gradients is None else _relative(gradients[0][part], gradients[1][part]))
-        for one in noise:
-            unsure = np.maximum(unsure, _finite(np.abs(wide(one[part]) - wide(after[0][part]))))
+        for array in noise:
+            unsure = np.maximum(unsure, _finite(np.abs(wide(array[part]) - wide(after[0][part]))))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
         rounding = (stored + unit * STEPS * np.abs(a)) ** 2
         explained = np.sqrt(rounding) + unsure
@@ -105,9 +105,9 @@ def _finite(array: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.isfinite(array), array, 0.0)
 
 
-def _relative(ours: Array, theirs: Array) -> NDArray[Any]:
+def _relative(reference: Array, candidate: Array) -> NDArray[Any]:
     """How far two gradients are apart, for their size; a full step turns round where they have other signs."""
-    a, b = wide(ours), wide(theirs)
+    a, b = wide(reference), wide(candidate)
     scale = np.maximum(np.abs(a), np.abs(b))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = _finite(np.abs(a - b) / scale)

@@ -78,12 +78,12 @@ def _at(site: Site, like: tuple[Array, Array], case: Case) -> tuple[Array, Array
     item = case.items.get(site)
     if item is None or item.measurement is None:
         return None
-    ours, theirs = case.load(item.pair)
-    return (ours, theirs) if ours.shape == like[0].shape == theirs.shape else None
+    reference, candidate = case.load(item.pair)
+    return (reference, candidate) if reference.shape == like[0].shape == candidate.shape else None
 
 
 def _are_finite(both: tuple[Array, Array]) -> bool:
-    return all(bool(np.isfinite(wide(one)).all()) for one in both)
+    return all(bool(np.isfinite(wide(array)).all()) for array in both)
 
 
 def _tolerated(item: Measured, error: float) -> Finding:
@@ -107,7 +107,7 @@ def _is_left_by_step(item: Measured, case: Case) -> bool:
 
 def _clean_before(site: Site, case: Case, chains: Chains) -> int | None:
     """The last step before this one at which a weight was the same: what differs now, updates have made."""
-    steps = [one.step for one in case.items if one._replace(step=site.step) == site and one.step < site.step]
+    steps = [item.step for item in case.items if item._replace(step=site.step) == site and item.step < site.step]
     clean = [step for step in steps if _is_clean(site._replace(step=step), chains)]
     return max(clean, default=None)
 

@@ -72,7 +72,7 @@ class _Walk:
         if now is None or item.measurement is None or site.phase in ("input", "weight"):
             return None
         producers = self.evidence(site)
-        dirty = [one for one in producers if _is(self.last(one), DIRTY)] or self.drifts_inside(site)
+        dirty = [producer for producer in producers if _is(self.last(producer), DIRTY)] or self.drifts_inside(site)
         source = now.facts.get("source")
         if source is not None and _is(self.last(source), DIRTY):
             dirty = [source, *dirty]
@@ -121,7 +121,7 @@ class _Walk:
     def drifts_inside(self, site: Site) -> list[Site]:
         """A container inherits from whatever drifted inside it."""
         within = f"{site.name}." if site.name else ""
-        alike = (one for one in self.drifts if (one.phase, one.step) == (site.phase, site.step))
+        alike = (drift for drift in self.drifts if (drift.phase, drift.step) == (site.phase, site.step))
         return [one for one in alike if one.name != site.name and one.name.startswith(within)][:1]
 
     def explained(
@@ -132,7 +132,7 @@ class _Walk:
         if dirty:
             return Finding(BY, Verdict.INHERITED, Why.FOLLOWS_INPUTS, {**now.facts, "from": dirty[0]})
         inherited = now.facts.get("inherited")
-        flipped = any(_is(self.last(one), {Verdict.FLIP}) for one in producers)
+        flipped = any(_is(self.last(producer), {Verdict.FLIP}) for producer in producers)
         if item.is_integer:
             facts = {"differing": item.measurement.differing if item.measurement else 0, "count": item.count}
             return Finding(BY, Verdict.FLIP, Why.DECIDED_BEFORE, {**facts, "proof": "replayed"})
@@ -142,7 +142,7 @@ class _Walk:
         otherwise = any(now is not None and now.why in _EXCEPTED for now in map(self.last, producers))
         if flipped or (self.is_decided_otherwise(site) and not otherwise):
             return Finding(BY, Verdict.FLIP, Why.DECIDED_BEFORE, {**now.facts, "proof": "replayed"})
-        fed = max((self.errors.get(one, 0.0) for one in producers), default=0.0)
+        fed = max((self.errors.get(producer, 0.0) for producer in producers), default=0.0)
         return Finding(BY, Verdict.NOISE, Why.AMPLIFIED, {**now.facts, "fed": fed})
 
     def is_decided_otherwise(self, site: Site) -> bool:
@@ -169,7 +169,7 @@ class _Walk:
 
     def inherited_error(self, producers: Sequence[Site]) -> float:
         """The largest error among what a site was computed from."""
-        return max((self.errors.get(one, 0.0) for one in producers), default=0.0)
+        return max((self.errors.get(producer, 0.0) for producer in producers), default=0.0)
 
     def by_limits(self, site: Site, item: Measured, producers: Sequence[Site], dirty: Sequence[Site]) -> Finding | None:
         """A site that no replay has told anything of."""
@@ -217,7 +217,7 @@ class _Walk:
         """A tensor that is within its limit as a whole: in every row, column and element, too, or left open."""
         if item.parts is not None:
             part = worst_of(item.parts, limit)
-            worst = max((self.parts.get(one, 0.0) for one in producers), default=0.0)
+            worst = max((self.parts.get(producer, 0.0) for producer in producers), default=0.0)
             passed = self.case.limits.gain(item.pair) * worst
             if part.excess > 1 and (part.error > passed or not self.is_told(item.pair.site)):
                 facts = {**facts, "error": part.error, "limit": part.limit, "where": part.where}
@@ -250,21 +250,25 @@ class _Walk:
         op, shape = (pair.reference.op or "").lower(), pair.reference.shape
         if pair.site.phase != "fwd" or kind_of(op) != "norm" or "rms" in op:
             return 1.0
-        alike = [self.case.items[one].pair for one in producers if self.case.items[one].pair.reference.shape == shape]
+        alike = [
+            self.case.items[producer].pair
+            for producer in producers
+            if self.case.items[producer].pair.reference.shape == shape
+        ]
         return max((about_its_mean(self.case.load(one)[0], is_of_channels(op)) for one in alike), default=1.0)
 
     def is_forward_the_same(self, site: Site) -> bool:
         """Whether a forward pass was compared, and all of it is the same bits."""
         seen = [item.measurement for other, item in self.case.items.items() if _is_same_pass(other, site)]
-        return bool(seen) and all(one is not None and one.bit_equal for one in seen)
+        return bool(seen) and all(measurement is not None and measurement.bit_equal for measurement in seen)
 
     def untold(self, item: Measured, producers: Sequence[Site], facts: dict[str, Any], limit: float) -> Finding:
         """An error of a tensor of which nothing says how it was made: wrong where it is large beside the largest number
         that noise could have come from, else nobody knows."""
-        ours, theirs = (wide(one) for one in self.case.load(item.pair))
+        reference, candidate = (wide(array) for array in self.case.load(item.pair))
         terms = self.case.limits.scale_of_terms(item, producers) / sqrt(max(1, item.count))
-        largest = max(terms, float(np.nanmax(np.abs(np.where(np.isfinite(ours), ours, 0.0)), initial=0.0)))
-        apart = float(np.nanmax(np.abs(np.where(np.isfinite(ours), theirs - ours, 0.0)), initial=0.0))
+        largest = max(terms, float(np.nanmax(np.abs(np.where(np.isfinite(reference), reference, 0.0)), initial=0.0)))
+        apart = float(np.nanmax(np.abs(np.where(np.isfinite(reference), candidate - reference, 0.0)), initial=0.0))
         if apart > ELEMENT * limit * largest:
             facts = {**facts, "error": apart / largest if largest else 1.0, "limit": ELEMENT * limit}
             return Finding(BY, Verdict.DRIFT, Why.BEYOND_LIMIT, facts)
@@ -283,7 +287,7 @@ class _Walk:
         facts = {"differing": item.measurement.differing, "count": item.measurement.count}
         if dirty:
             return Finding(BY, Verdict.INHERITED, Why.FOLLOWS_INPUTS, {**facts, "from": dirty[0], "beyond": True})
-        if all(self.errors.get(one, 0.0) == 0 for one in producers):
+        if all(self.errors.get(producer, 0.0) == 0 for producer in producers):
             return Finding(BY, Verdict.DRIFT, Why.OTHER_INTEGERS, facts)
         return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, facts)
 
@@ -310,7 +314,7 @@ class _Walk:
         gradients = [site._replace(phase=phase, port=port) for phase in ("grad", "grad_scaled")]
         kept = [other for other in self.errors if (other.phase, other.name) == ("optim", site.name)]
         kept = [other for other in kept if other.port.startswith(f"{port}.") and other.step <= site.step]
-        before = [one._replace(step=step) for one in gradients for step in range(site.step + 1)]
+        before = [gradient._replace(step=step) for gradient in gradients for step in range(site.step + 1)]
         known = [self.errors[one] for one in (*before, *kept) if one in self.errors]
         return max((min(error, 1.0) for error in known if isfinite(error)), default=0.0)
 
@@ -344,7 +348,7 @@ def without_source(case: Case, chains: Chains) -> Findings:
     found: dict[Site, Finding] = {}
     for site, chain in chains.items():
         if chain[-1].verdict is Verdict.INHERITED:
-            cleared = any(one.why is Why.WITHIN_DRAWS for one in chain)
+            cleared = any(finding.why is Why.WITHIN_DRAWS for finding in chain)
             why, verdict = (Why.AMPLIFIED, Verdict.NOISE) if cleared else (Why.SOURCELESS, Verdict.INCONCLUSIVE)
             found[site] = Finding(BY, verdict, why, chain[-1].facts)
     return found

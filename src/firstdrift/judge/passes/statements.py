@@ -26,14 +26,14 @@ def settings_of(case: Case, meant: Sequence[str] = ()) -> tuple[SettingResult, .
     if not found:
         return ()
     if not is_torch_here():
-        said = [one for one in found if UNSAID not in (one.reference, one.candidate)]
-        return tuple(_result(one, _is_meant(one, meant) or Effect.UNKNOWN, one.sites) for one in said)
+        said = [stated for stated in found if UNSAID not in (stated.reference, stated.candidate)]
+        return tuple(_result(stated, _is_meant(stated, meant) or Effect.UNKNOWN, stated.sites) for stated in said)
     from ..replay.known_settings import settled
     from ..replay.restated import Restated
 
     known = settled(found)
     asked = Restated(case, known)
-    return tuple(result for one in known for result in _asked(one, asked, meant))
+    return tuple(result for stated in known for result in _asked(stated, asked, meant))
 
 
 def stating(settings: Sequence[SettingResult]) -> Pass:
@@ -41,51 +41,51 @@ def stating(settings: Sequence[SettingResult]) -> Pass:
     return partial(_stating, settings)
 
 
-def _asked(one: Stated, asked: object, meant: Sequence[str]) -> list[SettingResult]:
+def _asked(stated: Stated, asked: object, meant: Sequence[str]) -> list[SettingResult]:
     from ..replay.known_settings import is_known
     from ..replay.restated import Restated
 
     assert isinstance(asked, Restated)
-    if (effect := _is_meant(one, meant)) is not None:
-        return [_result(one, effect, one.sites)]
-    effects = asked.effects(one)
+    if (effect := _is_meant(stated, meant)) is not None:
+        return [_result(stated, effect, stated.sites)]
+    effects = asked.effects(stated)
     by_effect = {effect: tuple(s for s, own in effects.items() if own is effect) for effect in effects.values()}
     if not by_effect:
-        is_open = is_known(one) and not asked.is_read_otherwise(one)
-        return [_result(one, Effect.UNKNOWN if is_open else Effect.UNREAD, one.sites)]
+        is_open = is_known(stated) and not asked.is_read_otherwise(stated)
+        return [_result(stated, Effect.UNKNOWN if is_open else Effect.UNREAD, stated.sites)]
     told = [effect for effect in by_effect if effect is not Effect.UNREAD]
-    return [_result(one, effect, by_effect[effect]) for effect in told or by_effect]
+    return [_result(stated, effect, by_effect[effect]) for effect in told or by_effect]
 
 
-def _result(one: Stated, effect: Effect, sites: tuple[Site, ...]) -> SettingResult:
-    return SettingResult(one.where, one.key, one.reference, one.candidate, one.op, effect, sites)
+def _result(stated: Stated, effect: Effect, sites: tuple[Site, ...]) -> SettingResult:
+    return SettingResult(stated.where, stated.key, stated.reference, stated.candidate, stated.op, effect, sites)
 
 
-def _is_meant(one: Stated, meant: Sequence[str]) -> Effect | None:
-    names = one.key, f"{one.where}.{one.key}"
+def _is_meant(stated: Stated, meant: Sequence[str]) -> Effect | None:
+    names = stated.key, f"{stated.where}.{stated.key}"
     return Effect.MEANT if any(fnmatchcase(name, glob) for name in names for glob in meant) else None
 
 
 def _stating(settings: Sequence[SettingResult], case: Case, chains: Chains) -> Findings:
     found: dict[Site, Finding] = {}
     otherwise = _made_otherwise(chains)
-    for one in settings:
-        if one.effect not in (Effect.CHANGES, Effect.UNKNOWN):
+    for setting in settings:
+        if setting.effect not in (Effect.CHANGES, Effect.UNKNOWN):
             continue
         facts = {
-            "where": one.where,
-            "key": one.key,
-            "reference": one.reference,
-            "candidate": one.candidate,
-            "op": one.op,
+            "where": setting.where,
+            "key": setting.key,
+            "reference": setting.reference,
+            "candidate": setting.candidate,
+            "op": setting.op,
         }
-        for site in one.sites or _bearers(one, case):
+        for site in setting.sites or _bearers(setting, case):
             now = last(chains, site)
             if site in found or now is None or now.verdict not in CLEAN or now.why in _PROVEN:
                 continue
-            if one.effect is Effect.CHANGES and _is_undone(site, case, otherwise):
+            if setting.effect is Effect.CHANGES and _is_undone(site, case, otherwise):
                 continue
-            if one.effect is Effect.CHANGES:
+            if setting.effect is Effect.CHANGES:
                 found[site] = Finding(BY, Verdict.DRIFT, Why.SETTING, facts)
             else:
                 found[site] = Finding(BY, Verdict.INCONCLUSIVE, Why.UNKNOWN_SETTING, facts)
@@ -95,7 +95,7 @@ def _stating(settings: Sequence[SettingResult], case: Case, chains: Chains) -> F
 def _made_otherwise(chains: Chains) -> frozenset[Site]:
     """Where something was proven to be the same function, whatever is not plainly the same; nothing else."""
     proven = decided(chains, *_PROVEN)
-    own = [one for one in chains if one.phase == "fwd" and chains[one][0].verdict not in CLEAN]
+    own = [chain for chain in chains if chain.phase == "fwd" and chains[chain][0].verdict not in CLEAN]
     return frozenset([*proven, *own]) if proven else frozenset()
 
 
@@ -108,8 +108,8 @@ def _is_undone(site: Site, case: Case, otherwise: frozenset[Site]) -> bool:
     return is_undone(case.items[site].pair.reference.site, case, otherwise)
 
 
-def _bearers(one: SettingResult, case: Case) -> list[Site]:
+def _bearers(result: SettingResult, case: Case) -> list[Site]:
     """The pair that bears what a header says, and no line: the first of its kind that was compared."""
-    wanted = "weight_after" if one.where == OPTIMIZER else "fwd"
+    wanted = "weight_after" if result.where == OPTIMIZER else "fwd"
     measured = [site for site, item in case.items.items() if item.measurement is not None]
     return ([site for site in measured if site.phase == wanted] or measured)[:1]

@@ -36,7 +36,7 @@ def counts(item: Measured) -> bool:
 
 def seen_at(item: Measured, case: Case, chain: Chain) -> float:
     """The smallest factor on all of a tensor, less one, that would have been found."""
-    drawn = next((one.facts["seen"] for one in reversed(chain) if one.facts.get("seen") is not None), None)
+    drawn = next((finding.facts["seen"] for finding in reversed(chain) if finding.facts.get("seen") is not None), None)
     return float(drawn) if drawn is not None else min(MOST, seen_by_limits(item, case, chain))
 
 
@@ -48,7 +48,9 @@ def seen_by_limits(item: Measured, case: Case, chain: Chain) -> float:
         return ROUNDED * roundoff(item.pair.reference.dtype, item.pair.candidate[0].dtype)
     if item.update is not None:
         return max(item.update.open, NOISIER * item.update.noise)
-    limit = next((float(one.facts["limit"]) for one in reversed(chain) if one.facts.get("limit") is not None), 0.0)
+    limit = next(
+        (float(finding.facts["limit"]) for finding in reversed(chain) if finding.facts.get("limit") is not None), 0.0
+    )
     producers = case.limits.producers(item.pair.site)
     assert item.measurement is not None
     scale = max(1.0, case.limits.scale_of_terms(item, producers) / item.measurement.norm_reference)

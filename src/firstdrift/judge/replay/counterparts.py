@@ -56,13 +56,13 @@ class Counterparts:
         return None if not parts else parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _part(self, pair: Pair) -> Array:
-        theirs = load_recorded(pair, self._reference, self._candidate)[1]
+        candidate = load_recorded(pair, self._reference, self._candidate)[1]
         factor = prod(step.factor for step in pair.reference_steps if step.kind == "scale")
         if factor != 1.0:
-            theirs = np.asarray(theirs, np.complex128 if theirs.dtype.kind == "c" else np.float64) / factor
+            candidate = np.asarray(candidate, np.complex128 if candidate.dtype.kind == "c" else np.float64) / factor
         start, stop = _rows(pair)
         shape = pair.reference.shape or ()
-        return theirs.reshape((stop - start, *shape[1:])) if pair.reference_steps and shape else theirs
+        return candidate.reshape((stop - start, *shape[1:])) if pair.reference_steps and shape else candidate
 
 
 def _has_values(pair: Pair) -> bool:

@@ -18,45 +18,46 @@ from ..measure.stated import OPTIMIZER, Stated, are_alike
 from .known_settings import setting_of
 
 
-def alike(one: Stated) -> str:
+def alike(stated: Stated) -> str:
     """What settings have in common that are changed together."""
-    return repr((one.op, one.key, one.reference, one.candidate))
+    return repr((stated.op, stated.key, stated.reference, stated.candidate))
 
 
-def stating(one: Stated, said: AbstractSet[Site], trace: Trace) -> Trace:
+def stating(stated: Stated, said: AbstractSet[Site], trace: Trace) -> Trace:
     """The reference as the candidate states it, in one setting of some lines."""
 
     def line(record: Record) -> Record:
         stepped = record.site.phase in ("optim", "weight_after")
-        if record.site not in said and not (one.where == OPTIMIZER and not said and stepped):
+        if record.site not in said and not (stated.where == OPTIMIZER and not said and stepped):
             return record
         attrs = dict(record.attrs)
-        if record.site not in said and one.key not in attrs:
+        if record.site not in said and stated.key not in attrs:
             return record
-        setting = setting_of(one)
+        setting = setting_of(stated)
         for name in () if setting is None else setting.names:
             attrs.pop(name, None)
-        return record._replace(details={**record.details, "attrs": {**attrs, one.key: one.candidate}})
+        return record._replace(details={**record.details, "attrs": {**attrs, stated.key: stated.candidate}})
 
     header = dict(trace.header)
-    if one.where == OPTIMIZER:
-        header["optimizer"] = _stepping(one, header.get("optimizer"))
+    if stated.where == OPTIMIZER:
+        header["optimizer"] = _stepping(stated, header.get("optimizer"))
     return trace.stating(line, header)
 
 
-def _stepping(one: Stated, said: Json) -> Json:
+def _stepping(stated: Stated, said: Json) -> Json:
     """An optimizer with another setting, in all of its groups or in one."""
     told = said[0] if isinstance(said, list) and said else said
     told = dict(told) if isinstance(told, dict) else {"class": told}
-    if one.key == "class":
-        return {**told, "class": one.candidate}
-    where, _, rest = one.key.partition(".")
-    number, _, key = rest.partition(".") if where == "groups" else ("", "", one.key)
+    if stated.key == "class":
+        return {**told, "class": stated.candidate}
+    where, _, rest = stated.key.partition(".")
+    number, _, key = rest.partition(".") if where == "groups" else ("", "", stated.key)
     groups = told.get("groups")
     if not isinstance(groups, list):
-        return {**told, key: one.candidate}
+        return {**told, key: stated.candidate}
     changed = [
-        {**group, key: one.candidate} if not number or at == int(number) else group for at, group in enumerate(groups)
+        {**group, key: stated.candidate} if not number or at == int(number) else group
+        for at, group in enumerate(groups)
     ]
     return {**told, "groups": changed}
 
@@ -78,37 +79,37 @@ def with_constants_of(call: Call, other: Call) -> Call | None:
     return replace(call, args=args, kwargs=kwargs)
 
 
-def _constants(ours: Any, theirs: Any) -> Any:
-    if isinstance(ours, Ref) or isinstance(theirs, Ref):
-        if not (isinstance(ours, Ref) and isinstance(theirs, Ref)):
+def _constants(reference: Any, candidate: Any) -> Any:
+    if isinstance(reference, Ref) or isinstance(candidate, Ref):
+        if not (isinstance(reference, Ref) and isinstance(candidate, Ref)):
             raise ValueError("a tensor on one side alone")
-        return ours
-    if isinstance(ours, tuple | list) and isinstance(theirs, tuple | list) and len(ours) == len(theirs):
-        return tuple(_constants(a, b) for a, b in zip(ours, theirs, strict=True))
-    if any(isinstance(item, tuple | list) for item in (ours, theirs)):
+        return reference
+    if isinstance(reference, tuple | list) and isinstance(candidate, tuple | list) and len(reference) == len(candidate):
+        return tuple(_constants(a, b) for a, b in zip(reference, candidate, strict=True))
+    if any(isinstance(item, tuple | list) for item in (reference, candidate)):
         raise ValueError("lists of other lengths")
-    return ours if isinstance(ours, Mapping) or are_alike(ours, theirs) else theirs
+    return reference if isinstance(reference, Mapping) or are_alike(reference, candidate) else candidate
 
 
-def with_value(call: Call, one: Stated) -> Call | None:
+def with_value(call: Call, stated: Stated) -> Call | None:
     """A call that is passed the candidate's value in the place of the reference's: by its name, or as the same number
     where it has none."""
     try:
         schema = operation(call.op)[0]._schema  # type: ignore[attr-defined]
     except NotReplayableError:
         return None
-    value = tuple(one.candidate) if isinstance(one.candidate, list) else one.candidate
+    value = tuple(stated.candidate) if isinstance(stated.candidate, list) else stated.candidate
     for at, argument in enumerate(schema.arguments):
-        if argument.name != one.key:
+        if argument.name != stated.key:
             continue
         now = call.args[at] if at < len(call.args) else call.kwargs.get(argument.name, argument.default_value)
-        if isinstance(now, Ref) or not are_alike(now, one.reference):
+        if isinstance(now, Ref) or not are_alike(now, stated.reference):
             return None
         if at < len(call.args):
             return replace(call, args=(*call.args[:at], value, *call.args[at + 1 :]))
         return replace(call, kwargs={**call.kwargs, argument.name: value})
-    if type(one.reference) is not float or type(value) is not float:
+    if type(stated.reference) is not float or type(value) is not float:
         return None
-    places = [at for at, item in enumerate(call.args) if type(item) is float and are_alike(item, one.reference)]
+    places = [at for at, item in enumerate(call.args) if type(item) is float and are_alike(item, stated.reference)]
     args = tuple(value if at in places else item for at, item in enumerate(call.args))
     return replace(call, args=args) if places else None

@@ -53,32 +53,37 @@ class Exercised:
             case.reference, case.candidate, case.alignment.pairs, program, own, finest=case.finest
         )  # fmt: skip
         self._known: set[tuple[Written, Written]] = set()
-        self._order = {site: at for at, site in enumerate(self.replays.theirs.sites)}
+        self._order = {site: at for at, site in enumerate(self.replays.counterparts.sites)}
         self._left = MOST_ELEMENTS
 
     def apart(self, site: Site) -> dict[str, Any] | None:
         """The operations of both sides, where these would give different numbers of other inputs."""
-        ours, theirs = self._ours(site), self._theirs(site)
-        if ours is None or theirs is None or ours.written == theirs.written:
+        reference, candidate = self._reference(site), self._candidate(site)
+        if reference is None or candidate is None or reference.written == candidate.written:
             return None
-        if (ours.written, theirs.written) in self._known or _goes_smoothly_on(ours.written, theirs.written):
+        if (reference.written, candidate.written) in self._known or _goes_smoothly_on(
+            reference.written, candidate.written
+        ):
             return None
-        self._known.add((ours.written, theirs.written))
+        self._known.add((reference.written, candidate.written))
         self._left -= self.replays.work(site)
-        found = (self._times(site, ours, theirs, size) for size in (SIZES if self._left >= 0 else ()))
-        if not any(one is not None and not one <= APART for one in found):
+        found = (self._times(site, reference, candidate, size) for size in (SIZES if self._left >= 0 else ()))
+        if not any(value is not None and not value <= APART for value in found):
             return None
-        return {"reference": _names(ours.written, theirs.written), "candidate": _names(theirs.written, ours.written)}
+        return {
+            "reference": _names(reference.written, candidate.written),
+            "candidate": _names(candidate.written, reference.written),
+        }
 
     def is_same(self, site: Site) -> bool:
         """Whether both sides' calls make the same of random numbers, from what both recorded before it."""
-        ours, theirs = self._ours(site), self._theirs(site)
-        if ours is None or theirs is None:
+        reference, candidate = self._reference(site), self._candidate(site)
+        if reference is None or candidate is None:
             return False
-        found = [self._times(site, ours, theirs, 1.0, seed + 1) for seed in range(TRIALS)]
-        return all(one is not None and one <= DRIFT for one in found)
+        found = [self._times(site, reference, candidate, 1.0, seed + 1) for seed in range(TRIALS)]
+        return all(value is not None and value <= DRIFT for value in found)
 
-    def _ours(self, site: Site) -> _Side | None:
+    def _reference(self, site: Site) -> _Side | None:
         replays = self.replays
         step, cut, first = replays.step(site), replays.cut(site), replays.first(site)
         if first != site:
@@ -88,7 +93,7 @@ class Exercised:
         read = frozenset(one for one in cut.given.values() if one.phase not in WEIGHTS)
         return _Side(_written(calls(step, cut)), read, lambda tensors: replays.run(site, tensors))
 
-    def _theirs(self, site: Site) -> _Side | None:
+    def _candidate(self, site: Site) -> _Side | None:
         """What the candidate's calls read, by the reference's sites."""
         replays = self.replays
         own, handed = replays.own_cut(site), replays.own_first(site)
@@ -96,26 +101,26 @@ class Exercised:
             return _Side((), frozenset({handed}), lambda tensors: tensors(handed))
         if own is None:
             return None
-        mine = {replays.own_site(one): one for one in replays.theirs.sites}
+        mine = {replays.own_site(one): one for one in replays.counterparts.sites}
         given = [one for one in own[1].given.values() if one.phase not in WEIGHTS]
         if any(one not in mine for one in given):
             return None
         own_tensors = {mine[one]: one for one in given}
 
         def run(tensors: Tensors) -> Array | None:
-            drawn = {theirs: tensors(ours) for ours, theirs in own_tensors.items()}
+            drawn = {candidate: tensors(reference) for reference, candidate in own_tensors.items()}
             return replays.run_own(site, drawn.get)
 
         return _Side(_written(calls(*own)), frozenset(own_tensors), run)
 
-    def _times(self, site: Site, ours: _Side, theirs: _Side, size: float, seed: int = 0) -> float | None:
+    def _times(self, site: Site, reference: _Side, candidate: _Side, size: float, seed: int = 0) -> float | None:
         """How far both sides' calls are apart on random numbers, in units of noise; None where nobody can tell. What
         one side alone reads may be whole numbers. Without a seed, numbers that are equal stay so."""
         replays, rng = self.replays, np.random.default_rng(seed)
-        firsts = [{replays.first(one) for one in side.reads} for side in (ours, theirs)]
-        if any(one not in self._alike for one in (*ours.reads, *theirs.reads)):
+        firsts = [{replays.first(read) for read in side.reads} for side in (reference, candidate)]
+        if any(one not in self._alike for one in (*reference.reads, *candidate.reads)):
             return None
-        arrays = {one: replays.theirs.array(one) for one in sorted(firsts[0] | firsts[1])}
+        arrays = {one: replays.counterparts.array(one) for one in sorted(firsts[0] | firsts[1])}
         if any((array := arrays[one]) is None or array.dtype.kind not in "iub" for one in firsts[0] ^ firsts[1]):
             return None
         drawn = {one: _random(array, size, rng, alike=not seed) for one, array in arrays.items()}
@@ -124,10 +129,10 @@ class Exercised:
             return drawn[first] if (first := replays.first(wanted)) in drawn else replays.tensors(wanted)
 
         def draw(seed: int) -> Array | None:
-            return replays.drawn(site, seed, tensors=tensors) if ours.written else expected
+            return replays.drawn(site, seed, tensors=tensors) if reference.written else expected
 
         try:
-            expected, found = ours.run(tensors), theirs.run(tensors)
+            expected, found = reference.run(tensors), candidate.run(tensors)
             if expected is None or found is None or expected.shape != found.shape or expected.dtype.kind in "iub":
                 return None
             if not np.array_equal(np.isfinite(expected), np.isfinite(found)):  # numbers that it is not made for
@@ -155,22 +160,22 @@ _BENDING = frozenset({
 })  # fmt: skip
 
 
-def _goes_smoothly_on(ours: Written, theirs: Written) -> bool:
+def _goes_smoothly_on(reference: Written, candidate: Written) -> bool:
     """Whether one side computes what the other does, and then something without a kink: that has no part which numbers
     of any size would not have shown, as a second norm of what has been normed."""
-    more, less = sorted((Counter(name for name, _ in ours), Counter(name for name, _ in theirs)), key=Counter.total)[
-        ::-1
-    ]
+    more, less = sorted(
+        (Counter(name for name, _ in reference), Counter(name for name, _ in candidate)), key=Counter.total
+    )[::-1]
     further = more - less
     return bool(further) and not less - more and not any(_plain(name).rstrip("_") in _BENDING for name in further)
 
 
-def _names(ours: Written, theirs: Written) -> str:
+def _names(reference: Written, candidate: Written) -> str:
     """The operations of one side that the other has not."""
-    others = [name for name, _ in theirs]
-    own = dict.fromkeys(_plain(one) for one, _ in ours if one not in others)
+    others = [name for name, _ in candidate]
+    own = dict.fromkeys(_plain(one) for one, _ in reference if one not in others)
     own = own or dict.fromkeys(
-        f"{_plain(one)} {list(said)}" for one, said in ours if said and (one, said) not in theirs
+        f"{_plain(one)} {list(said)}" for one, said in reference if said and (one, said) not in candidate
     )
     return ", ".join(list(own)[:NAMED]) or "nothing"
 

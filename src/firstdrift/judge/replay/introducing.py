@@ -99,7 +99,7 @@ def before(pair: Pair, replays: Replays) -> Array | None:
     """Of weights after a step, the candidate's before it."""
     if pair.site.phase != "weight_after":
         return None
-    return part_of(pair, replays.theirs.array(pair.reference.site._replace(phase="weight")))
+    return part_of(pair, replays.counterparts.array(pair.reference.site._replace(phase="weight")))
 
 
 def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, unit: float) -> Introduced | None:
@@ -110,7 +110,7 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, unit: f
     if not measure(expected, found, full=False).nonfinite_agree:
         return Introduced(inf, 0.0, "the whole", inf, inferred=inferred)
     if source != site:
-        roundings = _rescaled(pair) + _rescaled(replays.theirs.first(source))
+        roundings = _rescaled(pair) + _rescaled(replays.counterparts.first(source))
         excess: Excess | None = excess_of(expected, found, (1 + roundings) * unit, lambda seed: expected)
     else:
         excess = _excess(pair, replays, expected, found, unit)
@@ -218,7 +218,7 @@ def _discrete(pair: Pair, replays: Replays, expected: Array, found: Array) -> In
     source = replays.first(site)
     differing = int(np.count_nonzero(expected != found))
     if differing and source == site:
-        rounded = part_of(pair, replays.run(site, replays.theirs.array, exact=False))
+        rounded = part_of(pair, replays.run(site, replays.counterparts.array, exact=False))
         differing = differing if rounded is None else min(differing, int(np.count_nonzero(rounded != found)))
     handed = None if source == site else source._replace(sample=pair.site.sample)
     share = differing / max(1, found.size)
@@ -228,10 +228,10 @@ def _discrete(pair: Pair, replays: Replays, expected: Array, found: Array) -> In
 
 def _inherited(pair: Pair, replays: Replays, expected: Array) -> float | None:
     """How far what the reference makes of the candidate's tensors is from what it made of its own."""
-    ours = apply_all(replays.reference.array(pair.reference), pair.reference_steps)
-    if pair.site.phase == "weight_after" or ours.shape != expected.shape:
+    reference = apply_all(replays.reference.array(pair.reference), pair.reference_steps)
+    if pair.site.phase == "weight_after" or reference.shape != expected.shape:
         return None
-    return measure(ours, expected, full=False).rel_l2
+    return measure(reference, expected, full=False).rel_l2
 
 
 def _is_inferred(site: Site, replays: Replays) -> bool:
@@ -247,9 +247,9 @@ def is_other_mask(expected: Array, found: Array) -> bool:
     """Whether two tensors differ only in which elements dropout has set to zero, about as many on each side."""
     if expected.dtype.kind != "f" or expected.size < MASKED:
         return False
-    ours, theirs = expected == 0, found == 0
-    lost, gained = int(np.sum(theirs & ~ours)), int(np.sum(ours & ~theirs))
+    reference, candidate = expected == 0, found == 0
+    lost, gained = int(np.sum(candidate & ~reference)), int(np.sum(reference & ~candidate))
     if min(lost, gained) == 0 or abs(lost - gained) > SIGMAS * sqrt(lost + gained):
         return False
-    both = ~ours & ~theirs
+    both = ~reference & ~candidate
     return bool(np.allclose(expected[both], found[both], rtol=1e-6, atol=0.0))

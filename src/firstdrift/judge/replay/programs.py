@@ -94,7 +94,7 @@ def _inferred(trace: Trace, asked: Sequence[Site], named: LibraryProgram | None)
             known[key] = None if fitted is None else fitted.told
         if (told := known[key]) is not None:
             reads = tuple(one._replace(step=site.step, sample=site.sample) for one in told.reads or ())
-            found[site] = told._replace(reads=tuple(one for one in reads if one in trace) or told.reads)
+            found[site] = told._replace(reads=tuple(read for read in reads if read in trace) or told.reads)
     return found
 
 

@@ -86,9 +86,9 @@ class Replays:
         self.finest = finest  # a unit roundoff that no noise is drawn more finely by
         self.granted = granted  # weights that are the reference's, because the candidate stores them otherwise
         self.own = own  # the candidate's program, where it recorded one
-        self.theirs = Counterparts(reference, candidate, pairs)
-        self._starts = list(dict.fromkeys([*(site for site in self.theirs.sites if starts(site)), *granted]))
-        self._first_step = min((site.step for site in self.theirs.sites), default=0)
+        self.counterparts = Counterparts(reference, candidate, pairs)
+        self._starts = list(dict.fromkeys([*(site for site in self.counterparts.sites if starts(site)), *granted]))
+        self._first_step = min((site.step for site in self.counterparts.sites), default=0)
         self._cuts: dict[int, Cuts] = {}
         self._parts: dict[Site, Cut | None] = {}
         self._own_cuts: dict[int, Cuts] = {}
@@ -114,7 +114,7 @@ class Replays:
         Raises NotReplayableError where a call cannot be made.
         """
         if (first := self.first(site)) != site:
-            return self.theirs.array(first)
+            return self.counterparts.array(first)
         key = site, own_weights
         if self._kept is not None and self._kept[0] == key:
             return self._kept[1]
@@ -133,9 +133,9 @@ class Replays:
 
     def _stored(self, site: Site) -> float:
         """The coarser roundoff of what both sides record a tensor in."""
-        pair = self.theirs.first(site) if site in self.theirs else None
-        theirs = [] if pair is None else [record.dtype for record in pair.candidate]
-        return max(self.finest, roundoff(self.reference[site].dtype, *theirs))
+        pair = self.counterparts.first(site) if site in self.counterparts else None
+        candidate = [] if pair is None else [record.dtype for record in pair.candidate]
+        return max(self.finest, roundoff(self.reference[site].dtype, *candidate))
 
     def drawn(
         self, site: Site, seed: int, *, as_recorded: bool = True, times: float = 1.0, free: bool = False,
@@ -166,7 +166,7 @@ class Replays:
 
     def tensors(self, site: Site) -> Array | None:
         """The candidate's tensor of a site; None where it has none, or the reference's is to be taken."""
-        return None if site in self.granted else self.theirs.array(site)
+        return None if site in self.granted else self.counterparts.array(site)
 
     def decides(self, site: Site) -> bool:
         """Whether something is decided on the way to a site: a choice, or a side of a kink."""
@@ -180,7 +180,7 @@ class Replays:
         step = self.step(site)
         if step is None:
             return []
-        sites = [other for other in self.theirs.sites if other.step == site.step and other in step.sites]
+        sites = [other for other in self.counterparts.sites if other.step == site.step and other in step.sites]
         return [
             other for other in sites
             if other != site and self.first(other) == other
@@ -189,9 +189,9 @@ class Replays:
 
     def _coarsest(self, site: Site, cut: Cut) -> float:
         """The roundoff of what the candidate stores in a shorter dtype than the reference, at a site or before it."""
-        pairs = [self.theirs.first(one) for one in (site, *cut.given.values()) if one in self.theirs]
+        pairs = [self.counterparts.first(one) for one in (site, *cut.given.values()) if one in self.counterparts]
         units = [(roundoff(*(one.dtype for one in pair.candidate)), roundoff(pair.reference.dtype)) for pair in pairs]
-        return max((theirs for theirs, ours in units if theirs > ours > 0), default=0.0)
+        return max((candidate for candidate, reference in units if candidate > reference > 0), default=0.0)
 
     def is_whole(self, site: Site) -> bool:
         """Whether the candidate recorded all digits of what a replay of a site starts from."""
@@ -241,7 +241,7 @@ class Replays:
 
     def own_site(self, site: Site) -> Site | None:
         """The site of a tensor in the candidate's own program; None where it had to be cut, joined or scaled."""
-        own = self.theirs.own_site(site)
+        own = self.counterparts.own_site(site)
         return None if own is None or self.own is None else self.own.site(own)
 
     def own_expected(self, site: Site) -> Array | None:
@@ -269,8 +269,8 @@ class Replays:
     def casts(self, site: Site, of: Callable[[Step, Cut], frozenset[str]]) -> tuple[frozenset[str], frozenset[str]]:
         """What `of` says of the calls that make a site, on either side."""
         step, cut, own = self.step(site), self.cut(site), self.own_cut(site)
-        ours = frozenset[str]() if step is None or cut is None else of(step, cut)
-        return ours, frozenset() if own is None else of(*own)
+        reference = frozenset[str]() if step is None or cut is None else of(step, cut)
+        return reference, frozenset() if own is None else of(*own)
 
     def own_cut(self, site: Site) -> tuple[Step, Cut] | None:
         """The part of the candidate's own program that makes a site; None where it does not say."""
@@ -286,7 +286,7 @@ class Replays:
 
     def with_reference_weights(self, site: Site) -> Array | None:
         """The candidate's tensors; but the weights that the model starts from are the reference's."""
-        return None if site.phase == "weight" and site.step == self._first_step else self.theirs.array(site)
+        return None if site.phase == "weight" and site.step == self._first_step else self.counterparts.array(site)
 
     def inputs(self, site: Site) -> dict[str, Array]:
         """What the module of an output reads, by port, where the candidate did not record all of it: what the
@@ -295,15 +295,15 @@ class Replays:
         if step is None or site.phase != "fwd" or site.port.startswith("in."):
             return {}
         read = [one for one in step.sites if one.port.startswith("in.") and one._replace(port=site.port) == site]
-        if all(one in self.theirs for one in read):
+        if all(one in self.counterparts for one in read):
             return {}
         found = {one.port: self._given(one) for one in read}
         return {port: array for port, array in found.items() if array is not None}
 
     def _given(self, site: Site) -> Array | None:
-        own = self.theirs.array(self.first(site))
+        own = self.counterparts.array(self.first(site))
         try:
-            return self.run(site, self.theirs.array) if own is None else own
+            return self.run(site, self.counterparts.array) if own is None else own
         except NotReplayableError:
             return None
 
@@ -311,7 +311,7 @@ class Replays:
         """The recorded tensors that a replay of a site starts from, in causal order."""
         cut = self.cut(site)
         given = {self.first(site)} - {site} or set(() if cut is None else cut.given.values())
-        return [other for other in self.theirs.sites if other in given]
+        return [other for other in self.counterparts.sites if other in given]
 
     def unseen(self, site: Site) -> list[Site]:
         """What the reference recorded on the way to a site and the candidate did not: any of it may be wrong there."""
@@ -360,7 +360,7 @@ class Replays:
         leaves = [node for number in cut.nodes if isinstance(node := step.nodes[number], Leaf)]
         sources = [leaf.source.site if isinstance(leaf.source, Earlier) else leaf.source for leaf in leaves]
         sites = [source for source in sources if isinstance(source, Site)]
-        return any(site.phase in MADE and site not in self.theirs for site in sites)
+        return any(site.phase in MADE and site not in self.counterparts for site in sites)
 
     def first(self, site: Site) -> Site:
         """The first site at which a value may be taken as given: at all later ones it is only handed on."""

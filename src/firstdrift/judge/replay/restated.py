@@ -44,8 +44,8 @@ class _Variant:
     """The reference's calls as they are, and with the candidate's value; `is_own` where the candidate's own calls say
     that they have it, or that they have not."""
 
-    ours: Program
-    theirs: Program
+    reference: Program
+    candidate: Program
     is_own: bool | None = None
 
 
@@ -55,48 +55,48 @@ class Restated:
     def __init__(self, case: Case, asked: Sequence[Stated]) -> None:
         self._case = case
         self._together: dict[str, set[Site]] = {}  # the lines that state the same, whose calls are changed together
-        for one in asked:
-            self._together.setdefault(alike(one), set()).update(one.sites)
+        for stated in asked:
+            self._together.setdefault(alike(stated), set()).update(stated.sites)
         self._pairs = {pair.site: pair for pair in case.alignment.pairs}
         self._recorded = read_program(case.reference)
         self._library = library_program(case.reference)
-        theirs = read_program(case.candidate) if case.own is None else None
-        self._own = case.own or (None if theirs is None else Own(theirs, case.candidate))
+        candidate = read_program(case.candidate) if case.own is None else None
+        self._own = case.own or (None if candidate is None else Own(candidate, case.candidate))
         self._changed: dict[str, Program | None] = {}
         self._bases: dict[int, Replays] = {}
 
-    def effects(self, one: Stated) -> dict[Site, Effect]:
+    def effects(self, stated: Stated) -> dict[Site, Effect]:
         """What a setting does, site by site."""
         found: dict[Site, Effect] = {}
-        for site in self._sites(one)[:MOST_SITES]:
-            effect = self._effect(one, site)
+        for site in self._sites(stated)[:MOST_SITES]:
+            effect = self._effect(stated, site)
             if effect is not None:
                 found[site] = effect
         return found
 
-    def is_read_otherwise(self, one: Stated) -> bool:
+    def is_read_otherwise(self, stated: Stated) -> bool:
         """Whether what a header says is read from elsewhere: from the constants of recorded calls, or from lines."""
-        if one.where != HEADER:
+        if stated.where != HEADER:
             return False
         lines = (record.attrs for record in self._case.reference if record.op is not None)
-        ends = one.key.rpartition(".")[2]
+        ends = stated.key.rpartition(".")[2]
         return self._recorded is not None or any(ends == k or ends.endswith(f"_{k}") for attrs in lines for k in attrs)
 
-    def _sites(self, one: Stated) -> list[Site]:
+    def _sites(self, stated: Stated) -> list[Site]:
         """What a setting may show in: what its module gives, and what it has of its own after a step; of what a header
         says, whatever is made by calls that are passed it."""
-        if one.where == OPTIMIZER and not one.sites:
+        if stated.where == OPTIMIZER and not stated.sites:
             return [site for site in self._pairs if site.phase == "weight_after"]
-        if one.where == HEADER:
+        if stated.where == HEADER:
             made = [site for site in self._pairs if site.phase == "fwd" and not site.port.startswith("in.")]
-            return [site for site in made if self._changes(one, self._pairs[site].reference.site)]
-        own = {(site.step, site.name) for site in one.sites}
+            return [site for site in made if self._changes(stated, self._pairs[site].reference.site)]
+        own = {(site.step, site.name) for site in stated.sites}
         left = [site for site in self._pairs if site.phase == "weight_after" and (site.step, site.name) in own]
-        return list(dict.fromkeys([*(site for site in one.sites if site in self._pairs), *left]))
+        return list(dict.fromkeys([*(site for site in stated.sites if site in self._pairs), *left]))
 
-    def _effect(self, one: Stated, site: Site) -> Effect | None:
+    def _effect(self, stated: Stated, site: Site) -> Effect | None:
         found = None
-        for variant in self._variants(one, self._pairs[site].reference.site):
+        for variant in self._variants(stated, self._pairs[site].reference.site):
             try:
                 found = self._of(variant, self._pairs[site])
             except (NotReplayableError, FirstdriftError):
@@ -105,16 +105,16 @@ class Restated:
                 break
         return found
 
-    def _variants(self, one: Stated, site: Site) -> Iterator[_Variant]:
+    def _variants(self, stated: Stated, site: Site) -> Iterator[_Variant]:
         own = self._by_own_calls(site)
         if own is not None and own.is_own:
             yield own
             return
         contradicts = None if own is None else False
-        by_library = self._by_library(one, site)
+        by_library = self._by_library(stated, site)
         if by_library is not None:
             yield replace(by_library, is_own=contradicts)
-        by_calls = self._by_calls(one, site)
+        by_calls = self._by_calls(stated, site)
         if by_calls is not None:
             yield replace(by_calls, is_own=contradicts)
 
@@ -128,13 +128,13 @@ class Restated:
             self._bases[id(program)] = found
         return self._bases[id(program)]
 
-    def _by_library(self, one: Stated, site: Site) -> _Variant | None:
-        is_read = one.where == OPTIMIZER or site.port in STATISTICS or setting_of(one) is not None
+    def _by_library(self, stated: Stated, site: Site) -> _Variant | None:
+        is_read = stated.where == OPTIMIZER or site.port in STATISTICS or setting_of(stated) is not None
         if self._library is None or not is_read or self._library.why_not(site) is not None:
             return None
-        key = alike(one)
+        key = alike(stated)
         if key not in self._changed:
-            made = library_program(stating(one, self._together[key], self._case.reference))
+            made = library_program(stating(stated, self._together[key], self._case.reference))
             self._changed[key] = None if made is None else Program(made.header, made.steps)
         changed = self._changed[key]
         return None if changed is None else _Variant(self._library, changed)
@@ -147,11 +147,11 @@ class Restated:
         step, cut, own = replays.step(site), replays.cut(site), replays.own_cut(site)
         if step is None or cut is None or own is None:
             return None
-        ours, theirs = calls(step, cut), calls(*own)
-        if [call.op for call in ours.values()] != [call.op for call in theirs.values()]:
+        reference, candidate = calls(step, cut), calls(*own)
+        if [call.op for call in reference.values()] != [call.op for call in candidate.values()]:
             return None
         changes: dict[int, Call] = {}
-        for (number, call), other in zip(ours.items(), theirs.values(), strict=True):
+        for (number, call), other in zip(reference.items(), candidate.values(), strict=True):
             made = with_constants_of(call, other)
             if made is None:
                 return None
@@ -159,22 +159,22 @@ class Restated:
                 changes[number] = made
         return self._variant(step, changes, is_own=bool(changes))
 
-    def _by_calls(self, one: Stated, site: Site) -> _Variant | None:
+    def _by_calls(self, stated: Stated, site: Site) -> _Variant | None:
         """The recorded calls with the candidate's value where they were passed the reference's."""
         if self._recorded is None:
             return None
         replays = self._replays(self._recorded)
         step, cut = replays.step(site), replays.cut(site)
-        return None if step is None or cut is None else self._variant(step, self._changes(one, site))
+        return None if step is None or cut is None else self._variant(step, self._changes(stated, site))
 
-    def _changes(self, one: Stated, site: Site) -> dict[int, Call]:
+    def _changes(self, stated: Stated, site: Site) -> dict[int, Call]:
         """The recorded calls of a site that were passed the reference's value, passed the candidate's."""
-        if self._recorded is None or UNSAID in (one.reference, one.candidate):
+        if self._recorded is None or UNSAID in (stated.reference, stated.candidate):
             return {}
         replays = self._replays(self._recorded)
         step, cut = replays.step(site), replays.cut(site)
         passed = {} if step is None or cut is None else calls(step, cut)
-        made = {number: with_value(call, one) for number, call in passed.items()}
+        made = {number: with_value(call, stated) for number, call in passed.items()}
         return {number: call for number, call in made.items() if call is not None}
 
     def _variant(self, step: Step, changes: Mapping[int, Call], is_own: bool | None = None) -> _Variant:
@@ -186,26 +186,26 @@ class Restated:
 
     def _of(self, variant: _Variant, pair: Pair) -> Effect:
         """What a variant does at a site, and whose value the candidate's numbers follow."""
-        if variant.theirs is variant.ours:
+        if variant.candidate is variant.reference:
             return Effect.UNREAD
-        ours, theirs = self._replays(variant.ours), self._replays(variant.theirs)
+        reference, candidate = self._replays(variant.reference), self._replays(variant.candidate)
         site = pair.reference.site
-        with ours.running():
-            expected, stated = ours.run(site, ours.tensors), theirs.run(site, ours.tensors)
+        with reference.running():
+            expected, stated = reference.run(site, reference.tensors), candidate.run(site, reference.tensors)
             if expected is None or stated is None:
                 raise NotReplayableError("nothing says how it was made")
             if not _are_apart(expected, stated) and not any(
-                _apart_on_random(ours, theirs, site, seed) for seed in range(TRIALS)
+                _apart_on_random(reference, candidate, site, seed) for seed in range(TRIALS)
             ):
                 return Effect.UNREAD
             if variant.is_own is not None:
                 return Effect.CHANGES if variant.is_own else Effect.CONTRADICTED
-            return self._followed(pair, ours, expected, stated)
+            return self._followed(pair, reference, expected, stated)
 
-    def _followed(self, pair: Pair, replays: Replays, ours: Array, theirs: Array) -> Effect:
+    def _followed(self, pair: Pair, replays: Replays, reference: Array, candidate: Array) -> Effect:
         """Whether the candidate's numbers are those of the reference's value, and not of its own."""
         found, unit = found_at(pair, replays), self._case.unit(pair)
-        expected, stated = part_of(pair, ours), part_of(pair, theirs)
+        expected, stated = part_of(pair, reference), part_of(pair, candidate)
         if found is None or expected is None or stated is None or expected.shape != found.shape:
             return Effect.CHANGES
 
@@ -217,38 +217,41 @@ class Restated:
             return None if drawn is None else wide(stated) + (wide(drawn) - wide(expected))
 
         start = before(pair, replays)
-        as_ours, as_stated = excess_of(expected, found, unit, draw, start), excess_of(stated, found, unit, moved, start)
-        if as_ours is None or as_stated is None:
+        as_reference, as_stated = (
+            excess_of(expected, found, unit, draw, start),
+            excess_of(stated, found, unit, moved, start),
+        )
+        if as_reference is None or as_stated is None:
             return Effect.CHANGES
-        is_theirs = as_ours.times <= 1 and not as_stated.times <= DRIFT
-        return Effect.CONTRADICTED if is_theirs else Effect.CHANGES
+        is_candidate = as_reference.times <= 1 and not as_stated.times <= DRIFT
+        return Effect.CONTRADICTED if is_candidate else Effect.CHANGES
 
 
-def _are_apart(ours: Any, theirs: Any) -> bool:
+def _are_apart(reference: Any, candidate: Any) -> bool:
     """Whether two results in float64 are of other formulas."""
-    if ours.shape != theirs.shape:
+    if reference.shape != candidate.shape:
         return True
-    if ours.dtype.kind not in "fc":
-        return not np.array_equal(ours, theirs)
-    both = np.isfinite(ours) & np.isfinite(theirs)
-    if not np.array_equal(np.isfinite(ours), np.isfinite(theirs)):
+    if reference.dtype.kind not in "fc":
+        return not np.array_equal(reference, candidate)
+    both = np.isfinite(reference) & np.isfinite(candidate)
+    if not np.array_equal(np.isfinite(reference), np.isfinite(candidate)):
         return True
-    largest = float(np.abs(ours[both]).max(initial=0.0))
-    return bool(np.abs(ours[both] - theirs[both]).max(initial=0.0) > SAME * largest)
+    largest = float(np.abs(reference[both]).max(initial=0.0))
+    return bool(np.abs(reference[both] - candidate[both]).max(initial=0.0) > SAME * largest)
 
 
-def _apart_on_random(ours: Replays, theirs: Replays, site: Site, seed: int) -> bool:
+def _apart_on_random(reference: Replays, candidate: Replays, site: Site, seed: int) -> bool:
     """Whether either value gives other numbers where a site's inputs are drawn at random."""
     rng = np.random.default_rng(seed)
     drawn: dict[Site, Array | None] = {}
 
     def tensors(wanted: Site) -> Array | None:
         if wanted not in drawn:
-            drawn[wanted] = _random(ours.tensors(wanted), wanted, rng)
+            drawn[wanted] = _random(reference.tensors(wanted), wanted, rng)
         return drawn[wanted]
 
     try:
-        one, other = ours.run(site, tensors), theirs.run(site, tensors)
+        one, other = reference.run(site, tensors), candidate.run(site, tensors)
     except NotReplayableError:
         return False
     return one is not None and other is not None and _are_apart(one, other)

@@ -94,19 +94,21 @@ class _Unpaired:
     """Tensors of the reference without a counterpart: a line for the others of their name must not find them one."""
 
     def __init__(self, alignment: Alignment) -> None:
-        self._ours: dict[str, set[tuple[str, str]]] = {}
+        self._reference: dict[str, set[tuple[str, str]]] = {}
         for item in (*alignment.reference_only, *alignment.ignored):
-            self._ours.setdefault(item.site.name, set()).add((item.site.phase, item.site.port))
-        theirs = [record.site for pair in alignment.pairs for record in pair.candidate]
-        theirs += [item.site for item in alignment.candidate_only]
-        self._theirs = {(site.phase, site.name, site.port) for site in theirs}
+            self._reference.setdefault(item.site.name, set()).add((item.site.phase, item.site.port))
+        candidate = [record.site for pair in alignment.pairs for record in pair.candidate]
+        candidate += [item.site for item in alignment.candidate_only]
+        self._candidate = {(site.phase, site.name, site.port) for site in candidate}
 
     def would_pair(self, name: str, cells: _Cells) -> bool:
         """Whether one line for the whole name would say too much."""
         renamed = {port: cell.port for (_, port), cell in cells.items()}
         names = {other for cell in cells.values() for other in cell.names}
-        left = self._ours.get(name, set()) - cells.keys()
-        return any((phase, other, renamed.get(port, port)) in self._theirs for phase, port in left for other in names)
+        left = self._reference.get(name, set()) - cells.keys()
+        return any(
+            (phase, other, renamed.get(port, port)) in self._candidate for phase, port in left for other in names
+        )
 
 
 def _mark_shared(cells: dict[str, _Cells]) -> None:

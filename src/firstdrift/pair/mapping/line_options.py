@@ -33,10 +33,10 @@ def name_pattern(value: Any, what: str, place: str) -> Pattern:
 def check_placeholders(left: Pattern, right: Pattern, place: str) -> None:
     """Every placeholder on the right takes what one of its kind on the left stood for."""
     for kind in dict.fromkeys(right.placeholders):
-        ours, theirs = left.placeholders.count(kind), right.placeholders.count(kind)
-        if theirs > ours:
+        reference, candidate = left.placeholders.count(kind), right.placeholders.count(kind)
+        if candidate > reference:
             raise FormatError(
-                f"{place}: {right.text!r} has {theirs} {kind} but {left.text!r} has {ours}; "
+                f"{place}: {right.text!r} has {candidate} {kind} but {left.text!r} has {reference}; "
                 "give each on the right one on the left"
             )
 

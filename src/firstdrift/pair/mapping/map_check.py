@@ -19,27 +19,27 @@ _SHOWN = 6  # ports that a message lists
 
 def check_map(mapping: Mapping, reference: Iterable[Site], candidate: Iterable[Site]) -> None:
     """Raise FormatError for the first line, in the order of the file, that does not fit."""
-    ours, theirs = _tensors(reference), _tensors(candidate)
-    rules = {site: rule for site in ours if (rule := mapping.find(site)) is not None}
+    of_reference, of_candidate = _tensors(reference), _tensors(candidate)
+    rules = {site: rule for site in of_reference if (rule := mapping.find(site)) is not None}
     won: dict[int, dict[Site, Rule]] = {}
     for site, rule in rules.items():
         won.setdefault(id(rule.line), {})[site] = rule
-    by_name = _ports(theirs)
-    lists = _lists(ours), _lists(theirs)
+    by_name = _ports(of_candidate)
+    lists = _lists(of_reference), _lists(of_candidate)
     for line in mapping.lines:
         if id(line) not in won and _names_lists(line, lists, by_name):
             continue
         if id(line) not in won:
-            raise _idle(line, ours, "reference", mapping)
+            raise _idle(line, of_reference, "reference", mapping)
         _check_targets(line, won[id(line)], by_name, lists[1])
-    _check_sources(rules, theirs)
+    _check_sources(rules, of_candidate)
     named: dict[str, list[Site]] = {}
-    for site in theirs:
+    for site in of_candidate:
         named.setdefault(site.name, []).append(site)
     for line in mapping.candidate_ignore:
-        asked = named.get(line.reference.literals[0], ()) if line.reference.exact else theirs
+        asked = named.get(line.reference.literals[0], ()) if line.reference.exact else of_candidate
         if not any(_takes(line, site) for site in asked):
-            raise _idle(line, theirs, "candidate", mapping)
+            raise _idle(line, of_candidate, "candidate", mapping)
 
 
 def _tensors(sites: Iterable[Site]) -> dict[Site, None]:

@@ -80,11 +80,11 @@ def _candidates(entry: Entry) -> Iterable[str]:
     return (name for part in entry.parts for name in part.names)
 
 
-def _shared_numbers(ours: list[str], theirs: list[str]) -> set[int]:
-    """Which of our numbers come, in their order, among theirs."""
+def _shared_numbers(reference: list[str], candidate: list[str]) -> set[int]:
+    """Which of the reference's numbers come, in their order, among the candidate's."""
     from difflib import SequenceMatcher  # here, because a comparison that writes no map does not need it
 
-    blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, reference, candidate, autojunk=False).get_matching_blocks()
     return {block.a + i for block in blocks for i in range(block.size)}
 
 

@@ -76,12 +76,12 @@ def _families(alignment: Alignment, entries: dict[str, Entry], mapping: Mapping 
     if mapping is None:
         return families
     # The given lines were first, and with a `{}` of our own before their `*` they no longer would be.
-    theirs = {pair.site.name for pair in alignment.pairs if mapping.find(pair.site) is not None}
+    candidate = {pair.site.name for pair in alignment.pairs if mapping.find(pair.site) is not None}
     return [
         family
         for family in families
         if family.reference.text not in mapping.written
-        and not any(family.reference.match(name) is not None for name in theirs)
+        and not any(family.reference.match(name) is not None for name in candidate)
     ]
 
 

@@ -19,14 +19,14 @@ SURE = 3.0  # bits by which every other counterpart has to be worse
 
 def anchored(likeness: Likeness, scores: Bits) -> dict[int, int]:
     """Runs whose numbers tell their counterpart."""
-    groups = likeness.ours.groups, likeness.theirs.groups
+    groups = likeness.reference.groups, likeness.candidate.groups
     proof = np.where(likeness.possible, likeness.values + likeness.weights, 0.0)
     proof[proof < PROVEN] = 0.0
     found: dict[int, int] = {}
-    for one in mutual(proof, groups):
-        if one.margin >= SURE:
-            rows = np.nonzero(groups[0] == groups[0][one.ours])[0]
-            columns = np.nonzero(groups[1] == groups[1][one.theirs])[0]
+    for aligned in mutual(proof, groups):
+        if aligned.margin >= SURE:
+            rows = np.nonzero(groups[0] == groups[0][aligned.reference])[0]
+            columns = np.nonzero(groups[1] == groups[1][aligned.candidate])[0]
             likest = np.where(proof[np.ix_(rows, columns)] > 0, scores[np.ix_(rows, columns)], NEVER)
             while likest.size and likest.max() > NEVER:
                 i, j = np.unravel_index(likest.argmax(), likest.shape)
@@ -37,7 +37,7 @@ def anchored(likeness: Likeness, scores: Bits) -> dict[int, int]:
 
 def contradicted(likeness: Likeness, pairs: Mapping[int, int]) -> set[tuple[int, int]]:
     """Pairs whose numbers differ although all that is made of them agrees: a mistake would show there."""
-    if not likeness.ours.has_graph:
+    if not likeness.reference.has_graph:
         return set()
     agreeing = {a for a, b in pairs.items() if likeness.values[a, b] >= PROVEN}
     return {
@@ -50,7 +50,7 @@ def contradicted(likeness: Likeness, pairs: Mapping[int, int]) -> set[tuple[int,
 
 def _shown(likeness: Likeness, start: int, pairs: Mapping[int, int]) -> set[int]:
     """The first runs with a counterpart that what one makes reaches."""
-    runs, found = likeness.ours.runs, set[int]()
+    runs, found = likeness.reference.runs, set[int]()
     waiting, seen = list(runs[start].after), {start}
     while waiting:
         place = waiting.pop()
@@ -64,11 +64,11 @@ def _shown(likeness: Likeness, start: int, pairs: Mapping[int, int]) -> set[int]
 
 def told_apart(likeness: Likeness, refuted: set[tuple[int, int]]) -> NDArray[np.bool_]:
     """All pairs like the refuted ones: of two kinds of which no numbers ever said that they are one."""
-    ours, theirs = likeness.kinds_of
-    never = {(ours[a], theirs[b]) for a, b in refuted} - likeness.proven_kinds()
+    reference, candidate = likeness.kinds_of
+    never = {(reference[a], candidate[b]) for a, b in refuted} - likeness.proven_kinds()
     found = np.zeros(likeness.values.shape, bool)
     for a, b in refuted:
         found[a, b] = True
     for one, other in never:
-        found[np.ix_([kind == one for kind in ours], [kind == other for kind in theirs])] = True
+        found[np.ix_([kind == one for kind in reference], [kind == other for kind in candidate])] = True
     return found & (likeness.values < PROVEN)

@@ -41,8 +41,8 @@ class Found:
 class Correspondence:
     """What of one outline is what of another, by places. `weights` may have several counterparts, or a part of one."""
 
-    ours: Outline
-    theirs: Outline
+    reference: Outline
+    candidate: Outline
     same: SameWeights
     runs: Mapping[int, Found] = field(default_factory=dict)
     weights: Mapping[int, Found] = field(default_factory=dict)
@@ -52,47 +52,49 @@ class Correspondence:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The candidate's name of every module of ours that ran."""
+        """The candidate's name of every module of the reference that ran."""
         return {
-            self.ours.runs[a].name: self.theirs.runs[found.to].name
+            self.reference.runs[a].name: self.candidate.runs[found.to].name
             for a, found in sorted(self.runs.items(), reverse=True)
         }
 
     def run_of(self, key: Key) -> tuple[Key, Found] | None:
         """The counterpart of a run."""
-        run = self.ours.by_key.get(key)
+        run = self.reference.by_key.get(key)
         found = None if run is None else self.runs.get(run.place)
         if found is None:
             return None
-        other = self.theirs.runs[found.to]
+        other = self.candidate.runs[found.to]
         return (other.name, other.call), found
 
     @cached_property
     def by_parameter(self) -> dict[Parameter, tuple[Parameter, Found]]:
         """The counterpart of every weight that has one of its own."""
-        return {self.ours.weights[a].key: (self.theirs.weights[f.to].key, f) for a, f in self.weights.items()}
+        return {self.reference.weights[a].key: (self.candidate.weights[f.to].key, f) for a, f in self.weights.items()}
 
 
-def correspond(ours: Outline, theirs: Outline, *, names: bool = True) -> Correspondence:
+def correspond(reference: Outline, candidate: Outline, *, names: bool = True) -> Correspondence:
     """Find what belongs together; without `names` as if nothing had one."""
-    same = same_weights(ours, theirs)
-    likeness = Likeness(ours, theirs, same)
+    same = same_weights(reference, candidate)
+    likeness = Likeness(reference, candidate, same)
     pairs = _settled(likeness, names)
     refuted: set[tuple[int, int]] = set()
     while wrong := contradicted(likeness, {a: one.to for a, one in pairs.items()}) - refuted:
         refuted |= wrong
         likeness.possible &= ~told_apart(likeness, refuted)
         pairs = _settled(likeness, names)
-    owners = {ours.runs[a].name: theirs.runs[found.to].name for a, found in sorted(pairs.items(), reverse=True)}
-    weights = weights_of_owners(ours, theirs, same, owners, names=names)
+    owners = {reference.runs[a].name: candidate.runs[found.to].name for a, found in sorted(pairs.items(), reverse=True)}
+    weights = weights_of_owners(reference, candidate, same, owners, names=names)
     proven = [a for a in pairs if likeness.values[a, pairs[a].to] >= PROVEN]
-    if not proven and not same.one and len(pairs) < HALF * min(len(ours.runs), len(theirs.runs)):
+    if not proven and not same.one and len(pairs) < HALF * min(len(reference.runs), len(candidate.runs)):
         said = f"the two have nothing in common beyond the kind and shape of {len(pairs)} modules; none was matched"
-        return Correspondence(ours, theirs, SameWeights(), notes=(said,) if ours.runs and theirs.runs else ())
+        return Correspondence(
+            reference, candidate, SameWeights(), notes=(said,) if reference.runs and candidate.runs else ()
+        )
     found = {a: Found(b, how, bits) for a, (b, how, bits) in weights.items()}
-    taken = {one.to for one in pairs.values()}
-    left = frozenset(ours.runs[a].name for a, b in refuted if a not in pairs and b not in taken)
-    return Correspondence(ours, theirs, same, pairs, found, _open(likeness, pairs, names), refuted=left)
+    taken = {pair.to for pair in pairs.values()}
+    left = frozenset(reference.runs[a].name for a, b in refuted if a not in pairs and b not in taken)
+    return Correspondence(reference, candidate, same, pairs, found, _open(likeness, pairs, names), refuted=left)
 
 
 def _settled(likeness: Likeness, names: bool) -> dict[int, Found]:
@@ -119,11 +121,11 @@ def _paired(likeness: Likeness, known: Mapping[int, int], names: bool) -> dict[i
 
 def _by_structure(likeness: Likeness, scores: Bits, plain: Bits) -> dict[int, Found]:
     in_order = np.where(scores >= LEAST, scores, 0.0)
-    groups = likeness.ours.groups, likeness.theirs.groups
+    groups = likeness.reference.groups, likeness.candidate.groups
     aligned = _unbeaten(align_sequences(in_order, groups), scores)
-    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.ours, one.theirs) for one in aligned], groups)
+    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.reference, one.candidate) for one in aligned], groups)
     found = {
-        one.ours: Found(one.theirs, _how(likeness, one.ours, one.theirs), one.margin)
+        one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
         for one, margin in zip(aligned, unnamed, strict=True)
         if one.margin >= SURE and margin >= WITHOUT_NAMES
     }
@@ -136,12 +138,15 @@ def _by_structure(likeness: Likeness, scores: Bits, plain: Bits) -> dict[int, Fo
         sure = [one for one in sure if _lead(bare, one, groups) >= WITHOUT_NAMES]
         if not sure:
             return found
-        found |= {one.ours: Found(one.theirs, _how(likeness, one.ours, one.theirs), one.margin) for one in sure}
+        found |= {
+            one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
+            for one in sure
+        }
 
 
 def _unbeaten(aligned: list[Aligned], scores: Bits) -> list[Aligned]:
     """Pairs that neither side would leave for something that stands out of order and has no counterpart."""
-    rows, columns = [one.ours for one in aligned], [one.theirs for one in aligned]
+    rows, columns = [one.reference for one in aligned], [one.candidate for one in aligned]
     left = scores.copy()
     left[:, columns] = NEVER
     up = scores.copy()
@@ -149,12 +154,14 @@ def _unbeaten(aligned: list[Aligned], scores: Bits) -> list[Aligned]:
     return [
         one
         for one in aligned
-        if max(left[one.ours].max(), up[:, one.theirs].max()) < scores[one.ours, one.theirs] + SURE
+        if max(left[one.reference].max(), up[:, one.candidate].max()) < scores[one.reference, one.candidate] + SURE
     ]
 
 
-def _lead(scores: Bits, one: Aligned, groups: Groups) -> float:
-    return float(scores[one.ours, one.theirs]) - rival(scores, one.ours, one.theirs, groups)
+def _lead(scores: Bits, aligned: Aligned, groups: Groups) -> float:
+    return float(scores[aligned.reference, aligned.candidate]) - rival(
+        scores, aligned.reference, aligned.candidate, groups
+    )
 
 
 def _how(likeness: Likeness, i: int, j: int) -> str:

@@ -31,20 +31,20 @@ class Evidence:
 
 def found_by_evidence(
     reference: Trace, candidate: Trace, pairs: Mapping[Site, Pair], waiting: Collection[Site],
-    theirs: Mapping[Site, Record], used: Collection[Site],
+    of_candidate: Mapping[Site, Record], used: Collection[Site],
 ) -> Evidence | None:  # fmt: skip
     """Counterparts by what was computed; None where names have said it all."""
-    free = [site for site in theirs if site not in used]
-    if not (_any(waiting) and _any(free)) and not _crosses(pairs, theirs):
+    free = [site for site in of_candidate if site not in used]
+    if not (_any(waiting) and _any(free)) and not _crosses(pairs, of_candidate):
         return None
-    ours, others = Outline(reference), Outline(candidate)
+    of_reference, others = Outline(reference), Outline(candidate)
     named = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.matched in NAMED}
-    unnamed = correspond(ours, others, names=False) if named.keys() - {""} else None
+    unnamed = correspond(of_reference, others, names=False) if named.keys() - {""} else None
     lying = frozenset[str]() if unnamed is None else lying_names(named, unnamed)
     if unnamed is not None and lying:
         released = tuple(site for site, pair in pairs.items() if site.name in lying and pair.matched in NAMED)
         return Evidence(Translation(unnamed), released, (_lie(lying, named, unnamed), *unnamed.notes))
-    found = correspond(ours, others)
+    found = correspond(of_reference, others)
     return Evidence(Translation(found), (), (*found.notes, *_said_open(found)))
 
 
@@ -55,9 +55,9 @@ def _any(sites: Collection[Site]) -> bool:
     )  # fmt: skip
 
 
-def _crosses(pairs: Mapping[Site, Pair], theirs: Mapping[Site, Record]) -> bool:
+def _crosses(pairs: Mapping[Site, Pair], candidate: Mapping[Site, Record]) -> bool:
     """Whether modules of one name run in another order."""
-    place = {site: number for number, site in enumerate(theirs) if site.phase == "fwd"}
+    place = {site: number for number, site in enumerate(candidate) if site.phase == "fwd"}
     named = [pair for pair in pairs.values() if pair.matched in NAMED and pair.site.phase == "fwd"]
     order = [place[pair.candidate[0].site] for pair in named if not pair.site.port.startswith("in.")]
     return any(after < before for before, after in pairwise(order))
@@ -73,10 +73,10 @@ def _said_open(found: Correspondence) -> list[str]:
     said = []
     for a, several in sorted(found.ambiguous.items()):
         if len(several) > 1:
-            names = list(dict.fromkeys(found.theirs.runs[b].name for b in several))
+            names = list(dict.fromkeys(found.candidate.runs[b].name for b in several))
             some = " or ".join(map(repr, names[:SHOWN])) + (
                 f" or {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             )
-            said.append(f"ambiguous: {found.ours.runs[a].name!r} may be the candidate's {some}")
+            said.append(f"ambiguous: {found.reference.runs[a].name!r} may be the candidate's {some}")
     more = [f"ambiguous: {len(said) - SHOWN} more; a map can say which"] if len(said) > SHOWN else []
     return [*said[:SHOWN], *more]

@@ -36,26 +36,36 @@ PROVEN = 14.0  # what numbers say of a pair that they prove
 
 
 class Likeness:
-    """Scores of every run of ours with every one of theirs, in parts that are made once."""
+    """Scores of every run of the reference with every one of the candidate, in parts that are made once."""
 
-    def __init__(self, ours: Outline, theirs: Outline, weights: SameWeights) -> None:
-        self.ours, self.theirs = ours, theirs
-        self.possible = _fitting(ours, theirs)
-        self.told = np.array([one is not None and not one.is_constant for one in ours.results], bool)
+    def __init__(self, reference: Outline, candidate: Outline, weights: SameWeights) -> None:
+        self.reference, self.candidate = reference, candidate
+        self.possible = _fitting(reference, candidate)
+        self.told = np.array([result is not None and not result.is_constant for result in reference.results], bool)
         self.values = self._values()
-        self.kinds_of = [_kind(run, ours) for run in ours.runs], [_kind(run, theirs) for run in theirs.runs]
+        self.kinds_of = (
+            [_kind(run, reference) for run in reference.runs],
+            [_kind(run, candidate) for run in candidate.runs],
+        )
         self.weights = self._held(weights)
-        same_holding = _table(ours, theirs, lambda run: run.holds)
-        self.kinds = operations(ours, theirs) - np.where(same_holding, 0.0, SAME_FAMILY) + _shapes(ours, theirs)
-        self._patterns = [[_pattern(run) for run in side.runs] for side in (ours, theirs)]
+        same_holding = _table(reference, candidate, lambda run: run.holds)
+        self.kinds = (
+            operations(reference, candidate) - np.where(same_holding, 0.0, SAME_FAMILY) + _shapes(reference, candidate)
+        )
+        self._patterns = [[_pattern(run) for run in side.runs] for side in (reference, candidate)]
         self.names = np.minimum(
-            _shared_words(ours.words([run.name for run in ours.runs]), theirs.words([r.name for r in theirs.runs])),
+            _shared_words(
+                reference.words([run.name for run in reference.runs]), candidate.words([r.name for r in candidate.runs])
+            ),
             MOST_OF_NAMES,
         )
 
     def _values(self) -> Bits:
-        fine = max([one.fine for one in (*self.ours.results, *self.theirs.results) if one is not None], default=0.0)
-        sides, groups = (self.ours.results, self.theirs.results), (self.ours.groups, self.theirs.groups)
+        fine = max(
+            [numbers.fine for numbers in (*self.reference.results, *self.candidate.results) if numbers is not None],
+            default=0.0,
+        )
+        sides, groups = (self.reference.results, self.candidate.results), (self.reference.groups, self.candidate.groups)
         distance = apart(*sides)
         as_they_lie = np.maximum(distance, in_order(*sides))
         found: Bits = np.maximum(bits(as_they_lie, fine, groups), bits(distance, fine, groups))
@@ -63,11 +73,11 @@ class Likeness:
         return found
 
     def _held(self, weights: SameWeights) -> Bits:
-        found = np.zeros((len(self.ours.runs), len(self.theirs.runs)))
-        ours, theirs = _holders(self.ours), _holders(self.theirs)
-        left, right = [0.0] * len(self.ours.runs), [0.0] * len(self.theirs.runs)
+        found = np.zeros((len(self.reference.runs), len(self.candidate.runs)))
+        reference, candidate = _holders(self.reference), _holders(self.candidate)
+        left, right = [0.0] * len(self.reference.runs), [0.0] * len(self.candidate.runs)
         for a, b in weights.links():
-            holders, others = ours.get(a, ()), theirs.get(b, ())
+            holders, others = reference.get(a, ()), candidate.get(b, ())
             for i in holders:
                 left[i] = OTHER_WEIGHTS if others else left[i]
                 for j in others:
@@ -104,10 +114,10 @@ class Likeness:
         return found
 
     def _kinds_told(self, pairs: Mapping[int, int]) -> Iterator[tuple[Kind, Kind]]:
-        ours, theirs = self.kinds_of
+        reference, candidate = self.kinds_of
         for i, j in pairs.items():
-            if self.values[i, j] >= PROVEN and ours[i][0] is not None and theirs[j][0] is not None:
-                yield ours[i], theirs[j]
+            if self.values[i, j] >= PROVEN and reference[i][0] is not None and candidate[j][0] is not None:
+                yield reference[i], candidate[j]
 
     def proven_kinds(self) -> set[tuple[Kind, Kind]]:
         """Kinds of which numbers say that some of one are some of the other."""
@@ -118,9 +128,9 @@ class Likeness:
         seen: dict[Pattern, set[tuple[Pattern, tuple[int, ...]]]] = {}
         for i, j in pairs.items():
             if self.is_proven(i, j):
-                (ours, a), (theirs, b) = self._patterns[0][i], self._patterns[1][j]
+                (reference, a), (candidate, b) = self._patterns[0][i], self._patterns[1][j]
                 if len(a) == len(b):
-                    seen.setdefault(ours, set()).add((theirs, tuple(y - x for x, y in zip(a, b, strict=True))))
+                    seen.setdefault(reference, set()).add((candidate, tuple(y - x for x, y in zip(a, b, strict=True))))
         where = {one: j for j, one in enumerate(self._patterns[1])}
         found = np.zeros(self.values.shape)
         for i, (pattern, numbers) in enumerate(self._patterns[0]):
@@ -134,12 +144,12 @@ class Likeness:
     def _around(self, pairs: Mapping[int, int]) -> Bits:
         """Runs that read what is paired, and that are read by what is paired."""
         found = np.zeros(self.values.shape)
-        said = NEIGHBOUR if self.ours.has_graph and self.theirs.has_graph else NEXT
+        said = NEIGHBOUR if self.reference.has_graph and self.candidate.has_graph else NEXT
         for near in (_before, _after):
             counted = np.zeros(self.values.shape)
             for a, b in pairs.items():
-                for i in near(self.ours.runs[a]):
-                    for j in near(self.theirs.runs[b]):
+                for i in near(self.reference.runs[a]):
+                    for j in near(self.candidate.runs[b]):
                         counted[i, j] += 1.0
             found += said * np.minimum(counted, MOST_NEIGHBOURS)
         return found
@@ -147,17 +157,17 @@ class Likeness:
     def _inside(self, pairs: Mapping[int, int]) -> Bits:
         """Containers that hold the same runs, and such that hold others."""
         found = np.zeros(self.values.shape)
-        ours, theirs = self.ours.containers, self.theirs.containers
-        if not pairs or not ours or not theirs:
+        reference, candidate = self.reference.containers, self.candidate.containers
+        if not pairs or not reference or not candidate:
             return found
         a, b = np.array(list(pairs)), np.array(list(pairs.values()))
-        left = np.array([[n in held for n in a] for held in ours.values()], np.float32)
-        right = np.array([[n in held for n in b] for held in theirs.values()], np.float32)
+        left = np.array([[n in held for n in a] for held in reference.values()], np.float32)
+        right = np.array([[n in held for n in b] for held in candidate.values()], np.float32)
         both = left @ right.T
         either = left.sum(1)[:, None] + right.sum(1)[None, :] - both
         share = both / np.maximum(either, 1)
         said = np.where(both > 0, CONTENTS * share * share, np.where(either > 0, OTHER_CONTENTS, 0.0))
-        found[np.ix_(list(ours), list(theirs))] = said
+        found[np.ix_(list(reference), list(candidate))] = said
         return found
 
 
@@ -188,28 +198,31 @@ def _holders(side: Outline) -> dict[int, list[int]]:
     return {n: runs[weight.name] for n, weight in enumerate(side.weights) if weight.name in runs}
 
 
-def _codes(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _codes(reference: Sequence[Hashable], candidate: Sequence[Hashable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     numbered: dict[Hashable, int] = {}
-    both = [np.array([numbered.setdefault(one, len(numbered)) for one in side], np.int64) for side in (ours, theirs)]
+    both = [
+        np.array([numbered.setdefault(hashable, len(numbered)) for hashable in side], np.int64)
+        for side in (reference, candidate)
+    ]
     return both[0], both[1]
 
 
-def _table(ours: Outline, theirs: Outline, key: Callable[[Run], Hashable]) -> NDArray[np.bool_]:
-    a, b = _codes([key(run) for run in ours.runs], [key(run) for run in theirs.runs])
+def _table(reference: Outline, candidate: Outline, key: Callable[[Run], Hashable]) -> NDArray[np.bool_]:
+    a, b = _codes([key(run) for run in reference.runs], [key(run) for run in candidate.runs])
     same: NDArray[np.bool_] = a[:, None] == b[None, :]
     return same
 
 
-def _fitting(ours: Outline, theirs: Outline) -> NDArray[np.bool_]:
+def _fitting(reference: Outline, candidate: Outline) -> NDArray[np.bool_]:
     """Runs whose results can be brought into one shape, and that hold others or not alike."""
-    sizes = _table(ours, theirs, lambda run: prod(dims_of(run.output)) if run.output is not None else None)
-    padded = _padded(ours, theirs) if len(ours.runs) and len(theirs.runs) else sizes
-    return (sizes | padded) & _table(ours, theirs, lambda run: run.output is None)
+    sizes = _table(reference, candidate, lambda run: prod(dims_of(run.output)) if run.output is not None else None)
+    padded = _padded(reference, candidate) if len(reference.runs) and len(candidate.runs) else sizes
+    return (sizes | padded) & _table(reference, candidate, lambda run: run.output is None)
 
 
-def _padded(ours: Outline, theirs: Outline) -> NDArray[np.bool_]:
-    """Results of theirs that are longer than ours along one axis alone, as caches are."""
-    sides = [[dims_of(run.output) for run in side.runs] for side in (ours, theirs)]
+def _padded(reference: Outline, candidate: Outline) -> NDArray[np.bool_]:
+    """Results of the candidate that are longer than the reference's along one axis alone, as caches are."""
+    sides = [[dims_of(run.output) for run in side.runs] for side in (reference, candidate)]
     kinds = [list(dict.fromkeys(side)) for side in sides]
     fits = np.array([[_is_padded(a, b) for b in kinds[1]] for a in kinds[0]], bool)
     rows, columns = ([kind.index(dims) for dims in side] for kind, side in zip(kinds, sides, strict=True))
@@ -217,27 +230,27 @@ def _padded(ours: Outline, theirs: Outline) -> NDArray[np.bool_]:
     return found
 
 
-def _is_padded(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    left, right = Counter(ours) - Counter(theirs), Counter(theirs) - Counter(ours)
-    return len(ours) == len(theirs) > 2 and left.total() == right.total() == 1 and min(left) < min(right)
+def _is_padded(reference: tuple[int, ...], candidate: tuple[int, ...]) -> bool:
+    left, right = Counter(reference) - Counter(candidate), Counter(candidate) - Counter(reference)
+    return len(reference) == len(candidate) > 2 and left.total() == right.total() == 1 and min(left) < min(right)
 
 
-def _shapes(ours: Outline, theirs: Outline) -> Bits:
-    dims = _table(ours, theirs, lambda run: dims_of(run.output))
-    exact = _table(ours, theirs, lambda run: None if run.output is None else run.output.shape)
+def _shapes(reference: Outline, candidate: Outline) -> Bits:
+    dims = _table(reference, candidate, lambda run: dims_of(run.output))
+    exact = _table(reference, candidate, lambda run: None if run.output is None else run.output.shape)
     return np.where(dims, SAME_DIMS, 0.0) + np.where(exact, SAME_SIZE, 0.0)
 
 
-def _shared_words(ours: Sequence[tuple[str, ...]], theirs: Sequence[tuple[str, ...]]) -> Bits:
+def _shared_words(reference: Sequence[tuple[str, ...]], candidate: Sequence[tuple[str, ...]]) -> Bits:
     """Rare words that two names share say more than common ones."""
-    seen = Counter(word for words in (*ours, *theirs) for word in set(words))
-    total = len(ours) + len(theirs)
-    found = np.zeros((len(ours), len(theirs)))
+    seen = Counter(word for words in (*reference, *candidate) for word in set(words))
+    total = len(reference) + len(candidate)
+    found = np.zeros((len(reference), len(candidate)))
     where: dict[str, list[int]] = {}
-    for j, words in enumerate(theirs):
+    for j, words in enumerate(candidate):
         for word in set(words):
             where.setdefault(word, []).append(j)
-    for i, words in enumerate(ours):
+    for i, words in enumerate(reference):
         for word in set(words):
             if word in where:
                 found[i, where[word]] += 0.5 * log2(total / seen[word])

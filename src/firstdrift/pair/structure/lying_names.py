@@ -16,29 +16,29 @@ PROVEN = frozenset({"weights", "numbers"})
 
 def lying_names(by_name: Mapping[str, str], found: Correspondence) -> frozenset[str]:
     """Our names whose counterpart by name is not the one by numbers and order; none where that is worse a fit."""
-    ours, theirs = found.ours, found.theirs
+    reference, candidate = found.reference, found.candidate
     named = {
-        run.place: theirs.by_key[by_name[run.name], run.call].place
-        for run in ours.runs
-        if (by_name.get(run.name, ""), run.call) in theirs.by_key and run.name in by_name
+        run.place: candidate.by_key[by_name[run.name], run.call].place
+        for run in reference.runs
+        if (by_name.get(run.name, ""), run.call) in candidate.by_key and run.name in by_name
     }
     told = {a: one.to for a, one in found.runs.items()}
-    other = {a for a, b in named.items() if theirs.groups[told.get(a, b)] != theirs.groups[b]}
+    other = {a for a, b in named.items() if candidate.groups[told.get(a, b)] != candidate.groups[b]}
     if not any(found.runs[a].how in PROVEN for a in other):
         return frozenset()
     taken = set(named.values())
     whole = named | {a: b for a, b in told.items() if a not in named and b not in taken}  # what names leave to evidence
-    if kept(ours, theirs, told) <= kept(ours, theirs, whole) or len(told) < len(whole):
+    if kept(reference, candidate, told) <= kept(reference, candidate, whole) or len(told) < len(whole):
         return frozenset()
     taken = {told[a] for a in other}
-    return frozenset(ours.runs[a].name for a, b in named.items() if a in other or b in taken)
+    return frozenset(reference.runs[a].name for a, b in named.items() if a in other or b in taken)
 
 
-def kept(ours: Outline, theirs: Outline, pairs: Mapping[int, int]) -> int:
+def kept(reference: Outline, candidate: Outline, pairs: Mapping[int, int]) -> int:
     """How many times what one run makes is read by another on both sides."""
     return sum(
-        pairs[before] in theirs.runs[pairs[run.place]].before
-        for run in ours.runs
+        pairs[before] in candidate.runs[pairs[run.place]].before
+        for run in reference.runs
         if run.place in pairs
         for before in run.before
         if before in pairs

@@ -28,9 +28,9 @@ class _Kind(NamedTuple):
     opened: bool  # a node of an engine that gives a sum a node of its own
 
 
-def operations(ours: Outline, theirs: Outline) -> NDArray[np.float64]:
+def operations(reference: Outline, candidate: Outline) -> NDArray[np.float64]:
     """What the operations say of each pair, in bits."""
-    sides = [[_kind(run, side) for run in side.runs] for side in (ours, theirs)]
+    sides = [[_kind(run, side) for run in side.runs] for side in (reference, candidate)]
     kinds = [list(dict.fromkeys(side)) for side in sides]
     said = np.array([[_said(a, b) for b in kinds[1]] for a in kinds[0]], np.float64)
     rows, columns = ([kind.index(one) for one in side] for kind, side in zip(kinds, sides, strict=True))
@@ -64,14 +64,16 @@ def _previous(run: Run, side: Outline) -> Run | None:
     return products[0] if len(products) == 1 else None
 
 
-def _said(ours: _Kind, theirs: _Kind) -> float:
-    if ours.family is None or theirs.family is None:
+def _said(reference: _Kind, candidate: _Kind) -> float:
+    if reference.family is None or candidate.family is None:
         return MAY_BE
-    families = {ours.family, theirs.family}
+    families = {reference.family, candidate.family}
     if len(families) == 1:
-        with_bias = families == {"product"} and ((ours.adds and theirs.opened) or (theirs.adds and ours.opened))
+        with_bias = families == {"product"} and (
+            (reference.adds and candidate.opened) or (candidate.adds and reference.opened)
+        )
         return MAY_BE if with_bias else SAME_FAMILY
-    ending, whole = (ours, theirs) if ours.family in ("add", "multiply") else (theirs, ours)
+    ending, whole = (reference, candidate) if reference.family in ("add", "multiply") else (candidate, reference)
     if ending.family == "add" and whole.family in ("product", "norm"):
         if whole.adds is False:
             return OTHER_FAMILY

@@ -65,28 +65,28 @@ class Weight:
 
 
 class Outline:
-    """One trace: its runs in the order in which they return, and its weights in theirs."""
+    """One trace: its runs in the order in which they return, and its weights in the candidate's."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        step = min((one.site.step for one in trace.records if one.site.phase == "fwd"), default=0)
-        forward = [one for one in trace.records if one.site.phase == "fwd" and one.site.step == step]
-        sample = min((one.site.sample for one in forward if one.site.sample is not None), default=None)
+        step = min((record.site.step for record in trace.records if record.site.phase == "fwd"), default=0)
+        forward = [record for record in trace.records if record.site.phase == "fwd" and record.site.step == step]
+        sample = min((site.site.sample for site in forward if site.site.sample is not None), default=None)
         self.runs: list[Run] = []
         self.by_key: dict[Key, Run] = {}
-        for one in forward:
-            if one.site.sample in (None, sample):
-                self._add(one)
-        self.has_graph = any("from" in one.details for one in forward)
+        for site in forward:
+            if site.site.sample in (None, sample):
+                self._add(site)
+        self.has_graph = any("from" in site.details for site in forward)
         self._place(self._made_of(forward))
-        first = min((one.site.step for one in trace.records if one.site.phase == "weight"), default=0)
-        own = [one for one in trace.records if one.site.phase == "weight" and one.site.step == first]
-        self.weights = [Weight(one.site.name, one.site.port, one) for one in own]
-        for one in own:
-            for alias in one.aliases:
+        first = min((record.site.step for record in trace.records if record.site.phase == "weight"), default=0)
+        own = [record for record in trace.records if record.site.phase == "weight" and record.site.step == first]
+        self.weights = [Weight(site.site.name, site.site.port, site) for site in own]
+        for site in own:
+            for alias in site.aliases:
                 name, _, port = alias.rpartition(".")
-                self.weights.append(Weight(name, port, one, is_alias=True))
-        self.names = dict.fromkeys(one.site.name for one in trace.records if one.site.phase not in OUTSIDE)
+                self.weights.append(Weight(name, port, site, is_alias=True))
+        self.names = dict.fromkeys(record.site.name for record in trace.records if record.site.phase not in OUTSIDE)
         self.owned: dict[str, list[int]] = {}
         for number, weight in enumerate(self.weights):
             self.owned.setdefault(weight.name, []).append(number)

@@ -18,36 +18,42 @@ SURE, WITHOUT_NAMES = 3.0, 0.5
 
 
 def weights_of_owners(
-    ours: Outline, theirs: Outline, same: SameWeights, owners: Mapping[str, str], *, names: bool = True
+    reference: Outline, candidate: Outline, same: SameWeights, owners: Mapping[str, str], *, names: bool = True
 ) -> dict[int, Told]:  # fmt: skip
-    """The counterpart of every weight that has one; `owners` are modules of ours with theirs."""
+    """The counterpart of every weight that has one; `owners` are modules of the reference with the candidate's."""
     found: dict[int, Told] = {a: (b, "weights", PROVEN_BITS) for a, b in same.one.items()}
-    taken = {*same.theirs()}
+    taken = {*same.candidate()}
     for name, other in owners.items():
-        left = [n for n in ours.owned.get(name, ()) if n not in found and n not in same.ours()]
-        right = [n for n in theirs.owned.get(other, ()) if n not in taken]
-        for a, b in _in_owner(ours, left, theirs, right):
+        left = [n for n in reference.owned.get(name, ()) if n not in found and n not in same.reference()]
+        right = [n for n in candidate.owned.get(other, ()) if n not in taken]
+        for a, b in _in_owner(reference, left, candidate, right):
             found[a] = b, "structure", SURE
             taken.add(b)
-    left = [n for n in range(len(ours.weights)) if n not in found and n not in same.ours()]
-    left = [n for n in left if ours.weights[n].name not in owners or not ours.owned.get(owners[ours.weights[n].name])]
-    right = [n for n in range(len(theirs.weights)) if n not in taken]
-    return found | _in_order(ours, left, theirs, right, owners, names=names)
+    left = [n for n in range(len(reference.weights)) if n not in found and n not in same.reference()]
+    left = [
+        n
+        for n in left
+        if reference.weights[n].name not in owners or not reference.owned.get(owners[reference.weights[n].name])
+    ]
+    right = [n for n in range(len(candidate.weights)) if n not in taken]
+    return found | _in_order(reference, left, candidate, right, owners, names=names)
 
 
-def _in_owner(ours: Outline, left: Sequence[int], theirs: Outline, right: Sequence[int]) -> list[tuple[int, int]]:
+def _in_owner(
+    reference: Outline, left: Sequence[int], candidate: Outline, right: Sequence[int]
+) -> list[tuple[int, int]]:
     """Weights of one layer: of one size, and of the same port, numbers or role, or the only ones of their size."""
     found: list[tuple[int, int]] = []
 
     def port(a: int, b: int) -> bool:
-        return ours.weights[a].port == theirs.weights[b].port
+        return reference.weights[a].port == candidate.weights[b].port
 
     def numbers(a: int, b: int) -> bool:
-        one, other = ours.values[a], theirs.values[b]
+        one, other = reference.values[a], candidate.values[b]
         return one is not None and other is not None and not one.is_constant and agree(one, other)
 
     def role(a: int, b: int) -> bool:
-        return ours.weights[a].role == theirs.weights[b].role
+        return reference.weights[a].role == candidate.weights[b].role
 
     for alike in (port, numbers, role, None):
         left = [a for a in left if a not in {one for one, _ in found}]
@@ -56,7 +62,8 @@ def _in_owner(ours: Outline, left: Sequence[int], theirs: Outline, right: Sequen
             (a, b)
             for a in left
             for b in right
-            if dims_of(ours.weights[a].record) == dims_of(theirs.weights[b].record) and (alike is None or alike(a, b))
+            if dims_of(reference.weights[a].record) == dims_of(candidate.weights[b].record)
+            and (alike is None or alike(a, b))
         }
         for a, b in sorted(fits):
             if sum(a == one for one, _ in fits) == sum(b == one for _, one in fits) == 1:
@@ -65,25 +72,31 @@ def _in_owner(ours: Outline, left: Sequence[int], theirs: Outline, right: Sequen
 
 
 def _in_order(
-    ours: Outline, left: Sequence[int], theirs: Outline, right: Sequence[int], owners: Mapping[str, str], *, names: bool
+    reference: Outline,
+    left: Sequence[int],
+    candidate: Outline,
+    right: Sequence[int],
+    owners: Mapping[str, str],
+    *,
+    names: bool,
 ) -> dict[int, Told]:
     if not left or not right:
         return {}
-    a, b = [ours.weights[n] for n in left], [theirs.weights[n] for n in right]
-    dims = _equal([dims_of(one.record) for one in a], [dims_of(one.record) for one in b])
-    roles = _equal([one.role for one in a], [one.role for one in b])
-    near = apart([ours.values[n] for n in left], [theirs.values[n] for n in right])
+    a, b = [reference.weights[n] for n in left], [candidate.weights[n] for n in right]
+    dims = _equal([dims_of(weight.record) for weight in a], [dims_of(weight.record) for weight in b])
+    roles = _equal([weight.role for weight in a], [weight.role for weight in b])
+    near = apart([reference.values[n] for n in left], [candidate.values[n] for n in right])
     plain = np.where(dims, SAME_DIMS, 0.0) + np.where(roles, SAME_ROLE, 0.0) + bits(near, 0.0)
     known = {"weight", "bias", "mean", "variance"}
-    other = [[one.role in known for one in side] for side in (a, b)]
+    other = [[weight.role in known for weight in side] for side in (a, b)]
     plain += np.where(np.array(other[0])[:, None] & np.array(other[1])[None, :] & ~roles, OTHER_ROLE, 0.0)
     plain = np.where(dims, plain, 0.0)
-    said = _shared_words(ours.words([f"{w.name}" for w in a]), theirs.words([f"{w.name}" for w in b]))
+    said = _shared_words(reference.words([f"{w.name}" for w in a]), candidate.words([f"{w.name}" for w in b]))
     scores = np.where(plain > 0, plain + (np.minimum(said, MOST_OF_NAMES) if names else 0.0), 0.0)
     aligned = align_sequences(scores)
-    unnamed = margins(np.where(scores > 0, plain, 0.0), [(one.ours, one.theirs) for one in aligned])
+    unnamed = margins(np.where(scores > 0, plain, 0.0), [(one.reference, one.candidate) for one in aligned])
     return {
-        left[one.ours]: (right[one.theirs], "structure", one.margin)
+        left[one.reference]: (right[one.candidate], "structure", one.margin)
         for one, margin in zip(aligned, unnamed, strict=True)
         if one.margin >= SURE and margin >= WITHOUT_NAMES
     }

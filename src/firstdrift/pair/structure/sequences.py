@@ -1,4 +1,4 @@
-"""Two sequences aligned: which of ours stands for which of theirs, in order, and how sure that is.
+"""Two sequences aligned: which of the reference stands for which of the candidate, in order, and how sure that is.
 
 Of all alignments that keep the order the one with the largest sum of scores is taken. How sure a pair is follows from
 the best alignment without it: if that is as good, nothing tells the two apart.
@@ -19,8 +19,8 @@ Groups = tuple[NDArray[np.int64], NDArray[np.int64]]  # of either side: which th
 class Aligned(NamedTuple):
     """A pair of places, and by how much the best alignment that gives either of them to another is worse."""
 
-    ours: int
-    theirs: int
+    reference: int
+    candidate: int
     margin: float
 
 
@@ -54,7 +54,7 @@ def rival(scores: Scores, i: int, j: int, groups: Groups | None = None) -> float
 
 
 def _best(scores: Scores) -> Scores:
-    """The best sum of any prefix of ours with any prefix of theirs."""
+    """The best sum of any prefix of the reference with any prefix of the candidate."""
     rows, columns = scores.shape
     best = np.zeros((rows + 1, columns + 1))
     for i in range(rows):

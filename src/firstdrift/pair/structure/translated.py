@@ -49,7 +49,7 @@ class Translation:
 
     def __init__(self, found: Correspondence) -> None:
         self.found = found
-        self.ours, self.theirs = found.ours, found.theirs
+        self.reference, self.candidate = found.reference, found.candidate
 
     def target(self, site: Site) -> Target | None:
         """What stands for a site of the reference."""
@@ -81,7 +81,7 @@ class Translation:
         if told is None:
             return self._fused_run(site)
         (name, call), found = told
-        run, other = self.ours.by_key[site.name, site.call], self.theirs.by_key[name, call]
+        run, other = self.reference.by_key[site.name, site.call], self.candidate.by_key[name, call]
         port = port_of(run, other, site.port)
         if port is None:
             return None
@@ -90,43 +90,47 @@ class Translation:
     @cached_property
     def _inputs(self) -> dict[str, Target]:
         """What the model is fed, where the two call it differently: the only one of its size."""
-        sides = [[one for one in side.trace.records if one.site.phase == "input"] for side in (self.ours, self.theirs)]
-        named = {one.site.port for one in sides[0]} & {one.site.port for one in sides[1]}
-        left, right = ([one for one in side if one.site.port not in named] for side in sides)
+        sides = [
+            [record for record in side.trace.records if record.site.phase == "input"]
+            for side in (self.reference, self.candidate)
+        ]
+        named = {site.site.port for site in sides[0]} & {site.site.port for site in sides[1]}
+        left, right = ([site for site in side if site.site.port not in named] for side in sides)
         found = {}
-        for one in left:
-            like = [other for other in right if dims_of(other) == dims_of(one)]
-            rivals = [other for other in left if dims_of(other) == dims_of(one)]
+        for site in left:
+            like = [other for other in right if dims_of(other) == dims_of(site)]
+            rivals = [other for other in left if dims_of(other) == dims_of(site)]
             ports = {other.site.port for other in like}
             if len(ports) == 1 and len({other.site.port for other in rivals}) == 1:
                 other = like[0].site
-                found[one.site.port] = Target(((other.name, other.port, 0),), "structure", 3.0)
+                found[site.site.port] = Target(((other.name, other.port, 0),), "structure", 3.0)
         return found
 
     # What is joined
 
     @cached_property
     def _fusions(self) -> list[tuple[_Fused, bool]]:
-        """How the parts lie in each weight that is several of the other side; and whether the whole is ours."""
+        """How the parts lie in each weight that is several of the other side; and whether the
+        reference has the whole."""
         found = []
-        for sides, joined, is_ours in (
-            ((self.ours, self.theirs), self.found.same.whole, True),
-            ((self.theirs, self.ours), self.found.same.part, False),
+        for sides, joined, is_reference in (
+            ((self.reference, self.candidate), self.found.same.whole, True),
+            ((self.candidate, self.reference), self.found.same.part, False),
         ):
             for whole, parts in joined.items():
                 one = _fused(sides[0], whole, sides[1], parts)
                 if one is not None:
-                    found.append((one, is_ours))
+                    found.append((one, is_reference))
         return found
 
     @cached_property
     def _fused_weights(self) -> dict[Parameter, Target]:
         found: dict[Parameter, Target] = {}
-        for one, is_ours in self._fusions:
-            sides = (self.ours, self.theirs) if is_ours else (self.theirs, self.ours)
+        for one, is_reference in self._fusions:
+            sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
             whole, parts = sides[0].weights[one.whole], [sides[1].weights[n] for n in one.parts]
             shape, sizes = whole.record.shape or (), _sizes(one, [p.record.shape or () for p in parts])
-            if is_ours:
+            if is_reference:
                 places = tuple((part.name, part.port, 0) for part in parts)
                 steps, axis = _joining(one, shape, len(parts))
                 found[whole.key] = Target(places, "parts", PROVEN_BITS, axis, steps)
@@ -134,46 +138,46 @@ class Translation:
             for place, part in enumerate(parts):
                 steps = _taking(one, shape, sizes, place, part.record.shape or ())
                 found[part.key] = Target(((whole.name, whole.port, 0),), "parts", PROVEN_BITS, None, steps)
-        for one, is_ours in self._fusions:
-            for key, target in self._beside(one, is_ours):
+        for one, is_reference in self._fusions:
+            for key, target in self._beside(one, is_reference):
                 found.setdefault(key, target)
         return found
 
-    def _beside(self, one: _Fused, is_ours: bool) -> Iterator[tuple[Parameter, Target]]:
+    def _beside(self, fused: _Fused, is_reference: bool) -> Iterator[tuple[Parameter, Target]]:
         """Biases of fused layers, which lie as the matrices do: their own numbers may be zeros, and say nothing."""
-        sides = (self.ours, self.theirs) if is_ours else (self.theirs, self.ours)
-        whole, parts = sides[0].weights[one.whole], [sides[1].weights[n] for n in one.parts]
+        sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
+        whole, parts = sides[0].weights[fused.whole], [sides[1].weights[n] for n in fused.parts]
         taken = {*self.found.weights}, {told.to for told in self.found.weights.values()}
-        taken = taken if is_ours else (taken[1], taken[0])
+        taken = taken if is_reference else (taken[1], taken[0])
         for n in sides[0].owned.get(whole.name, ()):
             vector = sides[0].weights[n]
             several = [_of_role(sides[1], part.name, vector.role) for part in parts]
-            if n in taken[0] or n == one.whole or None in several or len({part.name for part in parts}) < len(parts):
+            if n in taken[0] or n == fused.whole or None in several or len({part.name for part in parts}) < len(parts):
                 continue
             own = [sides[1].weights[m] for m in several if m is not None]
             shapes = [weight.record.shape or () for weight in own]
             length = (vector.record.shape or (0,))[0]
             if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != length:
                 continue
-            if is_ours:
+            if is_reference:
                 places = tuple((weight.name, weight.port, 0) for weight in own)
-                steps = put_together((length,), len(own), one.groups, 0)
+                steps = put_together((length,), len(own), fused.groups, 0)
                 yield vector.key, Target(places, "parts", PROVEN_BITS, 0, steps)
                 continue
             for place, weight in enumerate(own):
-                steps = taken_out((length,), [shape[0] for shape in shapes], place, one.groups, 0)
+                steps = taken_out((length,), [shape[0] for shape in shapes], place, fused.groups, 0)
                 yield weight.key, Target(((vector.name, vector.port, 0),), "parts", PROVEN_BITS, None, steps)
 
     def _fused_run(self, site: Site) -> Target | None:
         """The output of a layer whose weight is joined of several, or is one of them."""
-        run = self.ours.by_key.get((site.name, site.call))
+        run = self.reference.by_key.get((site.name, site.call))
         one = self._fused_owner.get(site.name)
         if run is None or one is None or one[0].stacked:
             return None
-        fused, is_ours, place = one
-        sides = (self.ours, self.theirs) if is_ours else (self.theirs, self.ours)
+        fused, is_reference, place = one
+        sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
         whole, parts = sides[0].weights[fused.whole].name, [sides[1].weights[n].name for n in fused.parts]
-        runs = [self.theirs.by_key.get((name, site.call)) for name in (parts if is_ours else [whole])]
+        runs = [self.candidate.by_key.get((name, site.call)) for name in (parts if is_reference else [whole])]
         if any(other is None for other in runs):
             return None
         others = [other for other in runs if other is not None]
@@ -181,18 +185,20 @@ class Translation:
             port = port_of(run, others[0], site.port)
             return None if port is None else Target(((others[0].name, port, site.call),), "parts", PROVEN_BITS)
         records = [other.output for other in others]
-        ours = run.outputs.get(site.port)
-        shapes = [one.shape for one in records if one is not None and one.shape]
-        if ours is None or not ours.shape or len(shapes) != len(others):
+        reference = run.outputs.get(site.port)
+        shapes = [record.shape for record in records if record is not None and record.shape]
+        if reference is None or not reference.shape or len(shapes) != len(others):
             return None
         places = tuple((other.name, _first(other), other.call) for other in others)
-        last = len(ours.shape) - 1
-        if is_ours:
-            if sum(shape[-1] for shape in shapes) != ours.shape[-1]:
+        last = len(reference.shape) - 1
+        if is_reference:
+            if sum(shape[-1] for shape in shapes) != reference.shape[-1]:
                 return None
-            return Target(places, "parts", PROVEN_BITS, last, put_together(ours.shape, len(parts), fused.groups, last))
-        sizes = _sizes(fused, [self.ours.weights[n].record.shape or () for n in fused.parts])
-        if sum(sizes) != shapes[0][-1] or sizes[place] != ours.shape[-1]:
+            return Target(
+                places, "parts", PROVEN_BITS, last, put_together(reference.shape, len(parts), fused.groups, last)
+            )
+        sizes = _sizes(fused, [self.reference.weights[n].record.shape or () for n in fused.parts])
+        if sum(sizes) != shapes[0][-1] or sizes[place] != reference.shape[-1]:
             return None
         steps = taken_out(shapes[0], sizes, place, fused.groups, len(shapes[0]) - 1)
         return Target(places, "parts", PROVEN_BITS, None, steps)
@@ -201,12 +207,12 @@ class Translation:
     def _fused_owner(self) -> dict[str, tuple[_Fused, bool, int]]:
         """Our layers with a matrix that is joined of several, or a part: how, which side the whole is on, and where."""
         found: dict[str, tuple[_Fused, bool, int]] = {}
-        for one, is_ours in self._fusions:
-            places = (one.whole,) if is_ours else one.parts
+        for one, is_reference in self._fusions:
+            places = (one.whole,) if is_reference else one.parts
             for place, n in enumerate(places):
-                weight = self.ours.weights[n]
+                weight = self.reference.weights[n]
                 if len(weight.record.shape or ()) > 1:
-                    found[weight.name] = one, is_ours, place
+                    found[weight.name] = one, is_reference, place
         return found
 
 
@@ -240,26 +246,26 @@ def _is_part(part: Array, whole: Array, steps: Steps) -> bool:
     return agrees(part, whole, steps, near) or not np.any(part)
 
 
-def _sizes(one: _Fused, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    return [1 if one.stacked else shape[one.axis] for shape in shapes]
+def _sizes(fused: _Fused, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    return [1 if fused.stacked else shape[fused.axis] for shape in shapes]
 
 
-def _joining(one: _Fused, whole: tuple[int, ...], count: int) -> tuple[Steps, int]:
+def _joining(fused: _Fused, whole: tuple[int, ...], count: int) -> tuple[Steps, int]:
     """Steps that make the whole of its parts, and the axis along which they are joined first."""
-    shape = (*whole[:-2], whole[-1], whole[-2]) if one.turned else whole
-    last: Steps = (TURNED,) if one.turned else ()
-    if one.stacked:
+    shape = (*whole[:-2], whole[-1], whole[-2]) if fused.turned else whole
+    last: Steps = (TURNED,) if fused.turned else ()
+    if fused.stacked:
         return (Transform("reshape", shape=shape), *last), 0
-    return (*put_together(shape, count, one.groups, one.axis), *last), one.axis
+    return (*put_together(shape, count, fused.groups, fused.axis), *last), fused.axis
 
 
 def _taking(
-    one: _Fused, whole: tuple[int, ...], sizes: Sequence[int], place: int, part: tuple[int, ...]
+    fused: _Fused, whole: tuple[int, ...], sizes: Sequence[int], place: int, part: tuple[int, ...]
 ) -> Steps:  # fmt: skip
-    shape = (*whole[:-2], whole[-1], whole[-2]) if one.turned else whole
-    first: Steps = (TURNED,) if one.turned else ()
-    steps = (*first, *taken_out(shape, sizes, place, one.groups, one.axis))
-    return (*steps, Transform("reshape", shape=part)) if one.stacked else steps
+    shape = (*whole[:-2], whole[-1], whole[-2]) if fused.turned else whole
+    first: Steps = (TURNED,) if fused.turned else ()
+    steps = (*first, *taken_out(shape, sizes, place, fused.groups, fused.axis))
+    return (*steps, Transform("reshape", shape=part)) if fused.stacked else steps
 
 
 def _first(run: Run) -> str:
@@ -269,22 +275,30 @@ def _first(run: Run) -> str:
 def port_of(run: Run, other: Run, port: str) -> str | None:
     """What the other side calls a port: the same, the only one, the first of several, or the only one of its size."""
     entering = port.startswith("in.")
-    ours, theirs = (run.inputs, other.inputs) if entering else (run.outputs, other.outputs)
-    if port not in ours:
-        return port if port in theirs else None
-    if port in theirs and _fits(ours[port], theirs[port]):
+    reference, candidate = (run.inputs, other.inputs) if entering else (run.outputs, other.outputs)
+    if port not in reference:
+        return port if port in candidate else None
+    if port in candidate and _fits(reference[port], candidate[port]):
         return port
     usual = {"out": "out.0", "out.0": "out"}.get(port)
-    if usual in theirs and usual not in ours and _fits(ours[port], theirs[usual]):
+    if usual in candidate and usual not in reference and _fits(reference[port], candidate[usual]):
         return usual
-    if len(ours) == len(theirs) == 1:
-        return next(iter(theirs))
-    like = [name for name, record in theirs.items() if dims_of(record) == dims_of(ours[port]) and name not in ours]
-    rivals = [name for name, record in ours.items() if dims_of(record) == dims_of(ours[port]) and name not in theirs]
+    if len(reference) == len(candidate) == 1:
+        return next(iter(candidate))
+    like = [
+        name
+        for name, record in candidate.items()
+        if dims_of(record) == dims_of(reference[port]) and name not in reference
+    ]
+    rivals = [
+        name
+        for name, record in reference.items()
+        if dims_of(record) == dims_of(reference[port]) and name not in candidate
+    ]
     return like[0] if len(like) == len(rivals) == 1 else None
 
 
-def _fits(ours: Record, theirs: Record) -> bool:
-    if ours.shape is None or theirs.shape is None:
+def _fits(reference: Record, candidate: Record) -> bool:
+    if reference.shape is None or candidate.shape is None:
         return True
-    return prod(dims_of(ours)) == prod(dims_of(theirs)) or len(ours.shape) == len(theirs.shape)
+    return prod(dims_of(reference)) == prod(dims_of(candidate)) or len(reference.shape) == len(candidate.shape)

@@ -65,15 +65,15 @@ def template_of(function: Callable[[Sequence[torch.Tensor]], torch.Tensor], type
 
 
 def _gradients(recorder: _Recorder, result: torch.Tensor, arguments: Sequence[torch.Tensor]) -> tuple[Ref | None, ...]:
-    wanted = [one for one in arguments if one.requires_grad]
+    wanted = [argument for argument in arguments if argument.requires_grad]
     if not result.requires_grad or not wanted:
         return (None,) * len(arguments)
     above = torch.empty_like(result, requires_grad=False)
     recorder.know(above, Ref(len(arguments)))
     with recorder:
         found = iter(torch.autograd.grad(result, wanted, above, allow_unused=True))
-    gradients = [next(found) if one.requires_grad else None for one in arguments]
-    return tuple(None if one is None else recorder.ref(one) for one in gradients)
+    gradients = [next(found) if argument.requires_grad else None for argument in arguments]
+    return tuple(None if gradient is None else recorder.ref(gradient) for gradient in gradients)
 
 
 def _used(recorder: _Recorder, forward: int, made: Ref, gradients: tuple[Ref | None, ...]) -> Any:
@@ -131,8 +131,8 @@ class _Recorder(TorchDispatchMode):
         said, named = self._encoded(args), {key: self._encoded(item) for key, item in kwargs.items()}
         made = func(*args, **kwargs)
         written = written_by(facts, args, kwargs)
-        for one in written:
-            self._forget_around(one)
+        for tensor in written:
+            self._forget_around(tensor)
         results = results_of(made, written)
         number = self.first + len(self.calls)
         for at, result in enumerate(results):
@@ -140,7 +140,7 @@ class _Recorder(TorchDispatchMode):
                 raise NotReplayableError(f"{func} would make {result.numel()} elements")
             self.know(result, Ref(number, at))
         named.pop("pin_memory", None)
-        self.calls.append(Call(str(func), said, named, tuple(_type(one) for one in results)))
+        self.calls.append(Call(str(func), said, named, tuple(_type(tensor) for tensor in results)))
         return made
 
     def _forget_around(self, part: torch.Tensor) -> None:

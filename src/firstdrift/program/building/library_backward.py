@@ -101,10 +101,10 @@ class Backward:
 
     def _sum(self, terms: Sequence[Ref], record: Record) -> Ref:
         total, type_ = terms[0], self._step.known_type(terms[0])
-        for one in terms[1:]:
-            if self._step.known_type(one) != type_:
+        for term in terms[1:]:
+            if self._step.known_type(term) != type_:
                 raise NotReplayableError("its gradients arrive in several shapes or dtypes")
-            total = self._step.call("aten.add.Tensor", (total, one), type_, PART, record.site.name)
+            total = self._step.call("aten.add.Tensor", (total, term), type_, PART, record.site.name)
         return total
 
     @cached_property

@@ -184,7 +184,7 @@ class Building:
         if own and (is_known or producers is None):
             found = own
         elif producers is not None:
-            found = [one for one in producers if one.phase not in ("weight", "weight_after")]
+            found = [producer for producer in producers if producer.phase not in ("weight", "weight_after")]
         else:
             found = [] if self._graph or site.phase != "fwd" or between else self._before[site]
         for one in found:

@@ -157,7 +157,7 @@ def _trials(building: Building, record: Record) -> Iterator[tuple[tuple[Site, ..
     weights = {port: building.type(site).shape for port, site in building.weights_of(record)}
     assert record.shape is not None
     for reads in _reads(building, record):
-        shapes = [building.type(one).shape for one in reads]
+        shapes = [building.type(read).shape for read in reads]
         tried = _of_several(shapes, record.shape) if len(reads) > 1 else _of_one(shapes[0], record.shape, weights)
         told = {repr(one): one for trial in tried if (one := _as_said(record, *trial)) is not None}
         yield from ((reads, trial) for trial in told.values())
@@ -169,7 +169,11 @@ def _as_said(record: Record, op: str, attrs: dict[str, Json]) -> Trial | None:
     said, tried = named(record.op or ""), named(op)
     if said is None or said is not tried:
         return (op, attrs) if said is None or {said, tried} <= PRODUCTS else None
-    known = {one.names[0] for one in said.settings if any(record.attrs.get(name) is not None for name in one.names)}
+    known = {
+        setting.names[0]
+        for setting in said.settings
+        if any(record.attrs.get(name) is not None for name in setting.names)
+    }
     return op, {**record.attrs, **{name: value for name, value in attrs.items() if name not in known}}
 
 
@@ -186,17 +190,17 @@ def _reads(building: Building, record: Record) -> Iterator[tuple[Site, ...]]:
     if record.producers is not None or len(found) > 1:
         return
     before = building.chain(record)[::-1][:EARLIER]
-    same = [one for one in before if prod(building.type(one).shape) == prod(record.shape or ())]
-    yield from ((same[0], one) for one in same[1:])
+    same = [site for site in before if prod(building.type(site).shape) == prod(record.shape or ())]
+    yield from ((same[0], site) for site in same[1:])
     yield from _attended(building, record, before)
-    yield from ((one,) for one in before if (one,) != found)
+    yield from ((site,) for site in before if (site,) != found)
 
 
 def _attended(building: Building, record: Record, before: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
     """Query, key and value: the last three tensors of as many tokens; the value also before the other two, which were
     turned by their positions."""
     tokens = (record.shape or ())[:-1]
-    last = [one for one in before if tokens and building.type(one).shape[:-1] == tokens][:3]
+    last = [site for site in before if tokens and building.type(site).shape[:-1] == tokens][:3]
     if len(last) == 3 and not building.weights_of(record):
         third, second, first = last
         yield from ((first, second, third), (second, third, first))
@@ -244,7 +248,7 @@ def _with_weight(x: Sizes, y: Sizes, weight: Sizes, weights: Mapping[str, Sizes]
     if len(weight) == 2 and x:
         yield from (("Linear", {}), ("MatMul", {}), ("Embedding", {}), ("Embedding", {"scale": weight[1] ** 0.5}))
     if len(weight) == len(x) == len(y) > 2 and weight[1] and x[1] % weight[1] == 0:
-        yield from (("Conv", {"groups": x[1] // weight[1], "dilation": one}) for one in DILATIONS)
+        yield from (("Conv", {"groups": x[1] // weight[1], "dilation": number}) for number in DILATIONS)
     if x == y:
         if "running_mean" in weights:
             yield from (("BatchNorm", {"eps": eps, "training": own}) for own in (False, True) for eps in EPS)

@@ -54,8 +54,8 @@ def left_of(trace: Trace, step: Step, site: Site) -> float:
 
 def cut_why_not(trace: Trace, step: Step, site: Site, cut: Cut) -> str | None:
     """The same for one way of making it."""
-    elements = sum(prod(one.shape) for number in cut.nodes if isinstance(node := step.nodes[number], Call)
-                   for one in node.results if one is not None)  # fmt: skip
+    elements = sum(prod(result.shape) for number in cut.nodes if isinstance(node := step.nodes[number], Call)
+                   for result in node.results if result is not None)  # fmt: skip
     if elements > MOST_ELEMENTS:
         return f"its calls make {elements} numbers, more than {MOST_ELEMENTS}"
     try:
@@ -73,25 +73,28 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
         same = np.array_equal(recorded, made)
         return None if same else "its calls give other whole numbers than were recorded"
     unit = UNIT_ROUNDOFF.get(trace[site].dtype or "", 0.0)
-    ours, theirs = real_parts(made), real_parts(recorded)
-    finite = np.isfinite(theirs)
+    reference, candidate = real_parts(made), real_parts(recorded)
+    finite = np.isfinite(candidate)
     with np.errstate(all="ignore"):
-        if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
+        if (
+            not np.array_equal(reference[~finite], candidate[~finite], equal_nan=True)
+            or not np.isfinite(reference[finite]).all()
+        ):
             return "its calls give other numbers than were recorded where those are not finite"
-        error = np.where(finite, np.abs(ours - theirs), 0.0)
-        if site.phase == "fwd" and np.linalg.norm(error) > APART * np.linalg.norm(theirs[finite]):
+        error = np.where(finite, np.abs(reference - candidate), 0.0)
+        if site.phase == "fwd" and np.linalg.norm(error) > APART * np.linalg.norm(candidate[finite]):
             return "its calls give other numbers than were recorded"
         update = site.phase == "weight_after"
         roundings = FEW_ROUNDINGS
         if unit < _SHORT:
             roundings = max(MANY_ROUNDINGS, SERIAL * sqrt(min(LONGEST, longest_sum(step, cut))))
-        sizes = np.where(finite, np.abs(ours), 0.0)
+        sizes = np.where(finite, np.abs(reference), 0.0)
         limit = (FEW_ROUNDINGS if update else roundings) * unit * sizes
         if not update:  # what cancels to nothing leaves roundings of what it was made of
             limit = limit + (1 if site.phase == "fwd" else CANCELLED) * unit * np.sqrt(np.mean(np.square(sizes)))
         if (error <= limit).all():
             return None
-        limit = limit + _noise(trace, step, cut, ours, unit, roundings, update)
+        limit = limit + _noise(trace, step, cut, reference, unit, roundings, update)
         if (error <= limit).all():
             return None
         worst = int(np.argmax(error - limit))
@@ -110,7 +113,7 @@ def longest_sum(step: Step, cut: Cut) -> int:
             continue
         name = node.op.split(".")[1]
         read = [prod(one.shape) for ref in reads(node) if (one := type_of(step, ref)) is not None]
-        made = [max(1, prod(one.shape)) for one in node.results if one is not None]
+        made = [max(1, prod(result.shape)) for result in node.results if result is not None]
         if not read or not made:
             continue
         if name in _PRODUCTS and len(read) > 1:

@@ -41,7 +41,7 @@ def _attention(x: Tensors, w: Weights, s: Any) -> Tensor:
 
 def _attended(x: Tensors, s: Any, *, is_grouped: bool) -> Tensor:
     q, k, v = x[:3]
-    k, v = (one.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if is_grouped else one for one in (k, v))
+    k, v = (tensor.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if is_grouped else tensor for tensor in (k, v))
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if s.scale is None else s.scale)
     if len(x) > 3:
         scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]
@@ -142,7 +142,7 @@ def _visible(scores: Tensor, window: int | None) -> Tensor:
 @entry(ENTRIES, "AttentionMix", inputs=-1, kv_heads=("whole", REQUIRED), head_dim=("whole", REQUIRED))
 def _mix(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Attention's weights times the values, which are the last stretch of queries, keys and values in a row."""
-    values = torch.cat([one[..., -s.kv_heads * s.head_dim :] for one in x[1:]], 1)
+    values = torch.cat([tensor[..., -s.kv_heads * s.head_dim :] for tensor in x[1:]], 1)
     v = values.unflatten(-1, (s.kv_heads, s.head_dim)).transpose(1, 2)
     v = v.repeat_interleave(x[0].shape[1] // s.kv_heads, 1)
     return (x[0] @ v).transpose(1, 2).flatten(2)

@@ -85,8 +85,8 @@ def _glu(x: Tensors, w: Weights, s: Any) -> Tensor:
 @entry(ENTRIES, "Add", "Sum", "Residual", inputs=-1)
 def _add(x: Tensors, w: Weights, s: Any) -> Tensor:
     total = x[0]
-    for one in x[1:]:
-        total = total + one
+    for tensor in x[1:]:
+        total = total + tensor
     return total
 
 
@@ -98,8 +98,8 @@ def _sub(x: Tensors, w: Weights, s: Any) -> Tensor:
 @entry(ENTRIES, "Mul", inputs=-1)
 def _mul(x: Tensors, w: Weights, s: Any) -> Tensor:
     product = x[0]
-    for one in x[1:]:
-        product = product * one
+    for tensor in x[1:]:
+        product = product * tensor
     return product
 
 

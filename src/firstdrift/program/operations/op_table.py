@@ -78,10 +78,10 @@ class Operation:
 
     def settled(self, attrs: Mapping[str, Json]) -> tuple[dict[str, Any], list[str]]:
         """Its settings, and the names of those that were not recorded and have a default that somebody chose."""
-        found = {one.names[0]: one.read(attrs) for one in self.settings}
+        found = {setting.names[0]: setting.read(attrs) for setting in self.settings}
         missing = [
-            one.names[0] for one in self.settings
-            if one.is_choice and not any(attrs.get(name) is not None for name in one.names)
+            setting.names[0] for setting in self.settings
+            if setting.is_choice and not any(attrs.get(name) is not None for name in setting.names)
         ]  # fmt: skip
         return found, missing
 
@@ -153,7 +153,7 @@ def _whole(said: Json) -> int | None:
 
 def _sizes(said: Json) -> tuple[int, ...] | None:
     items = said if isinstance(said, list | tuple) else [said]
-    found = tuple(one for one in items if type(one) is int and abs(one) < 1 << 40)
+    found = tuple(item for item in items if type(item) is int and abs(item) < 1 << 40)
     return found if len(found) == len(items) <= 64 else None
 
 
@@ -179,11 +179,11 @@ _WORDS = {
 
 def _alike(given: Sequence[Tensor]) -> list[Tensor]:
     """Floats of several dtypes in the widest of them, as an engine has to bring them together, too."""
-    kinds = {one.dtype for one in given if one.is_floating_point()}
+    kinds = {tensor.dtype for tensor in given if tensor.is_floating_point()}
     if len(kinds) < 2:
         return list(given)
     widest = max(kinds, key=lambda kind: torch.finfo(kind).bits)
-    return [one.to(widest) if one.is_floating_point() else one for one in given]
+    return [tensor.to(widest) if tensor.is_floating_point() else tensor for tensor in given]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -128,7 +128,7 @@ def _window(
         return [one[0] for one in solved], [one[1] for one in solved], [one[2] for one in solved]
     sides = [0] * axes if word == "valid" else each(padding, axes)
     before, behind = (sides[:axes], sides[axes:]) if len(sides) == 2 * axes else (sides, sides)
-    return [1 if one is None else one for one in steps], before, behind
+    return [1 if step is None else step for step in steps], before, behind
 
 
 def _solved(size: int, found: int, reach: int, stride: int | None) -> tuple[int, int, int]:

@@ -121,7 +121,7 @@ def _axes(step: Step, call: Call, samples: int, axes: Axes) -> Sequence[Axis | N
     if call.drawn is not None and len(call.drawn) < len(call.results):
         raise _MixedError
     shapes = [() if one is None else one.shape for one in (type_of(step, ref) for ref in reads(call))]
-    out = [() if one is None else one.shape for one in call.results]
+    out = [() if result is None else result.shape for result in call.results]
     seen = _Seen(call, own, shapes, out, samples)
     rule = _RULES.get(facts.base)
     if rule is None and torch.Tag.pointwise not in func.tags:
@@ -272,7 +272,7 @@ def _by_sample(*, shared: int | None) -> Callable[[_Seen], Sequence[Axis | None]
 
     def rule(seen: _Seen) -> Sequence[Axis | None]:
         count = len(seen.axes) if shared is None else shared
-        if any(seen.axes[count:]) or any(one is None or one.dim for one in seen.axes[:count]):
+        if any(seen.axes[count:]) or any(axis is None or axis.dim for axis in seen.axes[:count]):
             raise _MixedError
         return [seen.axes[0]] * len(seen.out)
 

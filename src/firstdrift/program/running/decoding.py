@@ -32,7 +32,7 @@ def _lost(what: Any) -> Any:
 
 def _named(kind: type) -> Callable[[Any], Any]:
     """Look a name up among torch's constants of a kind, and nowhere else: torch imports modules that are asked for."""
-    there = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, kind)}
+    there = {str(var).removeprefix("torch."): var for var in vars(torch).values() if isinstance(var, kind)}
     return lambda name: there[name] if isinstance(name, str) and name in there else _lost(f"{kind.__name__} {name}")
 
 

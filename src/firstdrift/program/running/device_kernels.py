@@ -42,5 +42,5 @@ def _needs(step: Step, number: int) -> tuple[Ref, ...]:
     node: Node = step.nodes[number]
     drawn = [Ref(leaf) for leaf in (node.drawn or {}).values()] if isinstance(node, Call) else []
     function = function_behind(step, number)
-    given = [] if function is None else [one for one in refs((function.args, function.kwargs)) if one.node < number]
+    given = [] if function is None else [ref for ref in refs((function.args, function.kwargs)) if ref.node < number]
     return (*reads(node), *drawn, *given)

@@ -32,7 +32,7 @@ def opened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_miss
 
 def _named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     arguments = func._schema.arguments
-    found = {one.name: one.default_value if one.has_default_value() else None for one in arguments}
+    found = {argument.name: argument.default_value if argument.has_default_value() else None for argument in arguments}
     return found | {one.name: item for one, item in zip(arguments, args, strict=False)} | dict(kwargs)
 
 
@@ -45,13 +45,13 @@ def _gradients(
 ) -> list[torch.Tensor | None]:
     """The gradients of an opened forward by its inputs, from those of its outputs."""
     with torch.enable_grad():
-        own = [None if one is None else one.detach().clone().requires_grad_() for one in inputs]
+        own = [None if tensor is None else tensor.detach().clone().requires_grad_() for tensor in inputs]
         pairs = [(out, grad) for out, grad in zip(forward(*own), given, strict=False) if out is not None]
         pairs = [(out, grad) for out, grad in pairs if grad is not None]
         found = iter(
             torch.autograd.grad(
                 [out for out, _ in pairs],
-                [one for one in own if one is not None],
+                [tensor for tensor in own if tensor is not None],
                 [grad for _, grad in pairs],
                 materialize_grads=True,
             )
@@ -112,7 +112,7 @@ def _attention_backward(named: Named) -> Opened:
 
 def _batch_norm(named: Named) -> Opened:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor")
-    return [*aten.native_batch_norm(*[named[one] for one in names], named["epsilon"]), None]
+    return [*aten.native_batch_norm(*[named[name] for name in names], named["epsilon"]), None]
 
 
 def _batch_norm_backward(named: Named) -> Opened:

@@ -136,7 +136,7 @@ class Sum:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.total, self.error) if isinstance(one, torch.Tensor))
+        return sum(tensor.nbytes for tensor in (self.total, self.error) if isinstance(tensor, torch.Tensor))
 
 
 class Unmoved:
@@ -161,7 +161,7 @@ class Unmoved:
     def decided(self, make: Callable[[], Mapping[Ref, torch.Tensor]]) -> Mapping[Ref, torch.Tensor]:
         """What is decided on the way."""
         found: Mapping[Ref, torch.Tensor] = self._kept(
-            "decided", make, lambda tensors: sum(one.nbytes for one in tensors.values())
+            "decided", make, lambda tensors: sum(tensor.nbytes for tensor in tensors.values())
         )
         return found
 
@@ -293,7 +293,7 @@ class Rounding(TorchDispatchMode):
         if self._unit == 0.0:
             return func(*args, **kwargs)
         if self._unmoved is None:  # what the first operation reads is what the call reads
-            self._unmoved = {} if self._sums is None else {id(one): one for one in _tensors((args, kwargs))}
+            self._unmoved = {} if self._sums is None else {id(tensor): tensor for tensor in _tensors((args, kwargs))}
         if func._schema.is_mutable:
             self._unmoved = {}  # views of what is written to may be among them
         if func is not self._func or not self._is_outer:
@@ -306,7 +306,7 @@ class Rounding(TorchDispatchMode):
         self._unmoved = {}
         if not self._is_outer or self._inner >= self._last:
             return list(results)
-        return [_moved(one, self._last, self._next()) for one in results]
+        return [_moved(result, self._last, self._next()) for result in results]
 
     def _made(self, func: Any, args: Any, kwargs: Any, unit: float) -> Any:
         if (terms := _terms_of(func, args, kwargs)) is not None:
@@ -333,8 +333,8 @@ class Rounding(TorchDispatchMode):
 
     def _approximated(self, found: torch.Tensor, unit: float) -> torch.Tensor:
         """An error function inside a larger kernel: off by as much anywhere, in part to the same side everywhere."""
-        for one in (torch.ones_like(found), torch.ones((), dtype=found.dtype)):
-            found = found + (_moved(one, unit, self._next(), TAIL) - 1)
+        for tensor in (torch.ones_like(found), torch.ones((), dtype=found.dtype)):
+            found = found + (_moved(tensor, unit, self._next(), TAIL) - 1)
         return found
 
     def _opened(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -388,19 +388,19 @@ class Rounding(TorchDispatchMode):
     def _is_unmoved(self, args: Any, kwargs: Any) -> bool:
         """Whether what an operation reads is the same for every seed."""
         known = self._unmoved or {}
-        return bool(known) and all(id(one) in known for one in _tensors((args, kwargs)))
+        return bool(known) and all(id(tensor) in known for tensor in _tensors((args, kwargs)))
 
     def _handed_on(self, func: Any, args: Any, kwargs: Any, found: Any) -> Any:
         """What an operation gave that moves nothing: as unmoved as what it read."""
         if self._unmoved and self._is_unmoved(args, kwargs):
-            self._unmoved.update((id(one), one) for one in _tensors(found))
+            self._unmoved.update((id(tensor), tensor) for tensor in _tensors(found))
         return found
 
     def _added(self, func: Any, args: Any, kwargs: Any, terms: Sequence[torch.Tensor], unit: float) -> Any:
         """Elementwise products that are added up: each is rounded before, however much of it cancels."""
         found = func(*args, **kwargs)
-        for one in terms:
-            off = _moved(one, max(unit, self._unit), self._next()) - one
+        for term in terms:
+            off = _moved(term, max(unit, self._unit), self._next()) - term
             found = found.add_(off) if func._schema.is_mutable else found + off
         return self._rounded(func, args, kwargs, found, unit)
 
@@ -419,7 +419,7 @@ class Rounding(TorchDispatchMode):
     ) -> Any:  # fmt: skip
         """Every float that an operation gave or wrote, rounded; but for those that a format has as they are."""
         results = written_by(facts_of(func), args, kwargs) if func._schema.is_mutable else _listed(found)
-        moved = [_moved(one, unit, self._next(), times, held) for one in results]
+        moved = [_moved(result, unit, self._next(), times, held) for result in results]
         return _given_back(func, args, kwargs, found, moved)
 
     def _next(self) -> int:
@@ -434,7 +434,7 @@ def _as_returned(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
     count, results = len(func._schema.returns), _listed(found)
     if count == 1:
         return results if isinstance(func._schema.returns[0].type, torch.ListType) else results[0]
-    if any(one is None for one in results[:count]):
+    if any(result is None for result in results[:count]):
         results = [other if one is None else one for one, other in zip(results, func(*args, **kwargs), strict=False)]
     return tuple(results[:count]) if len(results) >= count else None
 
@@ -505,7 +505,7 @@ def _handed_on_from(step: Step, target: Ref) -> frozenset[Ref]:
         found.add(ref)
         call = step.nodes[ref.node]
         if isinstance(call, Call) and moves(operation(call.op)[0]):
-            waiting += [one for one in reads(call) if one not in found]
+            waiting += [read for read in reads(call) if read not in found]
     return frozenset(found)
 
 
@@ -550,7 +550,7 @@ def _where_finite(moved: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def _terms(func: Any, args: Any, kwargs: Any, at: int, total: torch.Tensor | None) -> float:
     """How many terms a number that an operation gives is the sum of, from shapes alone; a product's by its flops."""
-    tensors = [one for one in _tensors((args, kwargs)) if one.is_floating_point()]
+    tensors = [tensor for tensor in _tensors((args, kwargs)) if tensor.is_floating_point()]
     if not tensors:
         return 1.0
     name = func._opname
@@ -566,7 +566,7 @@ def _terms(func: Any, args: Any, kwargs: Any, at: int, total: torch.Tensor | Non
             pass
     if name == "cumsum":
         return float(tensors[0].shape[args[1]]) if tensors[0].ndim else 1.0
-    largest = max(one.numel() for one in tensors)
+    largest = max(tensor.numel() for tensor in tensors)
     given = total.numel() if total is not None else largest
     if name in ("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "index_put_",
                 "_unsafe_index_put", "embedding_dense_backward"):  # fmt: skip
@@ -587,8 +587,8 @@ def _grown(func: Any, args: Any, kwargs: Any, at: int, total: torch.Tensor) -> t
     else:
         return None
     dims = [one % data.ndim for one in dims]
-    kept = [one for one in range(data.ndim) if one not in dims]
-    rows = data.permute(*kept, *dims).reshape(*(data.shape[one] for one in kept), -1)
+    kept = [number for number in range(data.ndim) if number not in dims]
+    rows = data.permute(*kept, *dims).reshape(*(data.shape[number] for number in kept), -1)
     found = (rows.cumsum(-1) / count).square().sum(-1)
     added = np.add.accumulate(rows.numpy().astype(np.float32), axis=-1)[..., -1] if rows.shape[-1] else 0.0
     off = (torch.as_tensor(added, dtype=torch.float64) - rows.sum(-1)) / (count * ROUNDED * _LONG)
@@ -680,7 +680,7 @@ def _listed(found: Any) -> list[Any]:
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
-    return [one for one in _deep(item) if isinstance(one, torch.Tensor)]
+    return [tensor for tensor in _deep(item) if isinstance(tensor, torch.Tensor)]
 
 
 def _deep(item: Any) -> list[Any]:

@@ -39,7 +39,7 @@ class Scalars:
     one of them in float64 and the next in the precision of its weights."""
 
     def __init__(self, step: Step, seed: int) -> None:
-        self._factors = tuple(dict.fromkeys(one for said in step.optimizers for one in _factors(said)))
+        self._factors = tuple(dict.fromkeys(factor for said in step.optimizers for factor in _factors(said)))
         self._seed = seed
 
     def moved(self, item: Any, unit: float, call: int) -> Any:

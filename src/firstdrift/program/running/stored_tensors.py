@@ -25,7 +25,9 @@ def array_of_leaf(leaf: Leaf, trace: Trace) -> Array:
     if isinstance(source, Missing):
         raise NotReplayableError(f"{leaf.name or 'a tensor'} is not in the trace ({source.why})")
     if isinstance(source, Inline):
-        elements = [NON_FINITE.get(one, one) if isinstance(one, str) else one for one in source.elements]
+        elements = [
+            NON_FINITE.get(element, element) if isinstance(element, str) else element for element in source.elements
+        ]
         return np.array(elements, dtype=_numpy_of(type_.dtype)).reshape(type_.shape)
     if isinstance(source, Bytes):
         if source.bits:
@@ -61,7 +63,7 @@ def lies_so(tensor: torch.Tensor, type_: Type) -> bool:
     if type_.strides is None:
         return tensor.is_contiguous()
     pairs = zip(tensor.shape, tensor.stride(), type_.strides, strict=True)
-    return tensor.numel() == 0 or all(size == 1 or ours == theirs for size, ours, theirs in pairs)
+    return tensor.numel() == 0 or all(size == 1 or reference == candidate for size, reference, candidate in pairs)
 
 
 def laid_out(tensor: torch.Tensor, type_: Type) -> torch.Tensor:

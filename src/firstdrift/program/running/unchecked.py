@@ -39,7 +39,7 @@ def refuse_long(call: Call) -> None:
     """Raise where a changed call would count up to a number that is no size: that could fill the memory."""
     if call.op.split(".")[1] != "arange":
         return
-    numbers = [float(one) for one in call.args[:3] if isinstance(one, int | float)]
+    numbers = [float(argument) for argument in call.args[:3] if isinstance(argument, int | float)]
     start, end, step = (
         (0.0, *numbers, 1.0) if len(numbers) == 1 else (*numbers, 1.0)[:3] if numbers else (0.0, 0.0, 1.0)
     )

@@ -131,7 +131,7 @@ class Building:
             elements = _typed(line["value"], list, "value")
             if len(elements) != prod(type_.shape) or len(elements) > MOST_INLINE:
                 raise FormatError(f"{len(elements)} elements cannot be a constant of shape {list(type_.shape)}")
-            if not all(type(one) in (int, float, bool) or _is_non_finite(one) for one in elements):
+            if not all(type(element) in (int, float, bool) or _is_non_finite(element) for element in elements):
                 raise FormatError("the elements of a constant are numbers; write them so")
             return Inline(tuple(elements))
         if kind == "at":
@@ -183,7 +183,7 @@ class Building:
 
     def _function(self, line: Mapping[str, Json]) -> Function:
         calls = line.get("calls", [len(self.nodes), len(self.nodes) - 1])
-        whole = type(calls) is list and len(calls) == 2 and all(type(one) is int for one in calls)
+        whole = type(calls) is list and len(calls) == 2 and all(type(call) is int for call in calls)
         if not whole or not 0 <= calls[0] <= calls[1] + 1 <= len(self.nodes):
             raise FormatError(f"'calls' {calls!r} are not the first and the last of the calls before; correct them")
         results = tuple(self._ref(one) for one in _typed(line.get("out", []), list, "out"))
@@ -285,7 +285,7 @@ def type_of(said: list[Json]) -> Type:
     tensor_bytes(Site(0, "fwd", "", "out"), dtype if dtype in ITEMSIZE else "u8", shape)
     if strides is not None:
         whole = type(strides) is list and len(strides) == len(shape)
-        if not whole or not all(type(one) is int and 0 <= one <= MAX_INDEX for one in strides):
+        if not whole or not all(type(stride) is int and 0 <= stride <= MAX_INDEX for stride in strides):
             raise FormatError(f"strides {strides!r} are not whole numbers from 0, one a dimension; correct them")
     return Type(
         dtype, tuple(shape), None if strides is None else tuple(strides),

@@ -20,7 +20,9 @@ def inputs_of(trace: Trace, module: str) -> Trace:
     Where a trace holds outputs only, the inputs are the outputs that it was computed from, under the names `in.0` ...
     """
     weights = list(_weights(trace, module))
-    own = [one for one in trace.lines if one.site.phase == "fwd" and one.site.name == module and one.at is not None]
+    own = [
+        line for line in trace.lines if line.site.phase == "fwd" and line.site.name == module and line.at is not None
+    ]
     inputs = [one for one in own if one.site.port.startswith("in.")]
     outputs = [one for one in own if one not in inputs]
     if not outputs:
@@ -32,7 +34,7 @@ def inputs_of(trace: Trace, module: str) -> Trace:
         raise SelectionError(f"{trace.path}: what {module!r} reads was not recorded; record the inputs of modules, too")
     special: dict[Site, Callable[[], Array]] = {}
     lines = []
-    for record, site in [*weights, *named, *((one, one.site) for one in outputs)]:
+    for record, site in [*weights, *named, *((output, output.site) for output in outputs)]:
         lines.append(record._replace(site=site, details=_told(record, site)))
         special[site] = partial(trace.array, record)
     header = {key: item for key, item in trace.header.items() if key not in ("problems", "notes", "probes")}

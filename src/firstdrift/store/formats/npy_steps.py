@@ -129,10 +129,10 @@ def _make_room(path: Path, overwrite: bool) -> None:
 
 def check_same_probes(reference: Trace, candidate: Trace) -> None:
     """Two npy traces are comparable only when they were made from one probe list."""
-    ours, theirs = reference.header.get("probes"), candidate.header.get("probes")
-    if ours is None or theirs is None or ours == theirs:
+    of_reference, of_candidate = reference.header.get("probes"), candidate.header.get("probes")
+    if of_reference is None or of_candidate is None or of_reference == of_candidate:
         return
-    only = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    only = sorted(set(of_reference) - set(of_candidate)), sorted(set(of_candidate) - set(of_reference))
     what = (
         f"{reference.path} alone has {only[0]}, {candidate.path} alone has {only[1]}"
         if any(only)

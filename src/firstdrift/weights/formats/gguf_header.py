@@ -161,7 +161,7 @@ def value_type(key: str, value: Json, said: Types, architecture: str) -> tuple[A
     if isinstance(value, list):
         item = _ITEMS.get(key) or (_shared(value) if value else None)
         return None if item is None else (_KINDS.ARRAY, item)
-    if key in {one.format(arch=architecture) for one in _FLOATS} and isinstance(value, int | float):
+    if key in {name.format(arch=architecture) for name in _FLOATS} and isinstance(value, int | float):
         return _KINDS.FLOAT32, None
     plain = _plain([value], _WHOLE)
     return None if plain is None else (plain, None)

@@ -182,9 +182,9 @@ def held_crc32(tensor: torch.Tensor) -> int:
     return crc32(_bytes(tensor.detach().cpu().contiguous()))
 
 
-def _through_a_tensor(one: Destination, array: Array) -> int:
+def _through_a_tensor(destination: Destination, array: Array) -> int:
     """The checksum of numbers that were written to a tensor like a destination's, which has no memory of its own."""
-    tensor = torch.empty(one.shape, dtype=one.tensor.dtype)
+    tensor = torch.empty(destination.shape, dtype=destination.tensor.dtype)
     write(tensor, array)
     return held_crc32(tensor)
 

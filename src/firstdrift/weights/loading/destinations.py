@@ -69,17 +69,19 @@ def destinations(model: nn.Module) -> list[Destination]:
 def shapeless(all_of_them: list[Destination]) -> list[str]:
     """What a lazy module has not made yet, a line each: nothing can be planned for it."""
     why = "has no shape yet; run the model once before weights are loaded"
-    return [f"{one.name}: {why}" for one in all_of_them if nn.parameter.is_lazy(one.tensor)]
+    return [f"{destination.name}: {why}" for destination in all_of_them if nn.parameter.is_lazy(destination.tensor)]
 
 
 def unwritable(all_of_them: list[Destination], *, meta: bool) -> list[str]:
     """What cannot be written element by element, a line each; `meta` says whether tensors without memory are meant."""
     problems = []
-    for one in all_of_them:
-        why = _why_not(one, meta)
+    for destination in all_of_them:
+        why = _why_not(destination, meta)
         if why:
-            problems.append(f"{one.name}: {why}")
-    return problems + _overlaps([one for one in all_of_them if one.tensor.device.type != "meta" and one.size])
+            problems.append(f"{destination.name}: {why}")
+    return problems + _overlaps(
+        [destination for destination in all_of_them if destination.tensor.device.type != "meta" and destination.size]
+    )
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
@@ -107,14 +109,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, nn.Buffer) or isinstance(tensor, nn.Parameter)
 
 
-def _why_not(one: Destination, meta: bool) -> str | None:
-    tensor = one.tensor
+def _why_not(destination: Destination, meta: bool) -> str | None:
+    tensor = destination.tensor
     if not _is_plain(tensor):
         return (
             f"is a {type(tensor).__name__} of layout {tensor.layout}, not a plain tensor; load before it is converted"
         )
-    if one.dtype.startswith("torch."):
-        return f"has dtype {one.dtype}, which no checkpoint holds; load before it is converted"
+    if destination.dtype.startswith("torch."):
+        return f"has dtype {destination.dtype}, which no checkpoint holds; load before it is converted"
     if tensor.device.type == "meta" and not meta:
         return "is on the meta device and has no memory; call model.to_empty(device='cpu') first"
     if any(step == 0 and count > 1 for step, count in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -125,12 +127,21 @@ def _why_not(one: Destination, meta: bool) -> str | None:
 def _overlaps(placed: list[Destination]) -> list[str]:
     """Tensors that share some of their memory: writing one would change the other."""
     spans = []
-    for one in placed:
-        if not _is_plain(one.tensor):
+    for destination in placed:
+        if not _is_plain(destination.tensor):
             continue
-        start = one.tensor.data_ptr()
-        last = sum((count - 1) * step for count, step in zip(one.shape, one.tensor.stride(), strict=True))
-        spans.append((str(one.tensor.device), start, start + (last + 1) * one.tensor.element_size(), one.name))
+        start = destination.tensor.data_ptr()
+        last = sum(
+            (count - 1) * step for count, step in zip(destination.shape, destination.tensor.stride(), strict=True)
+        )
+        spans.append(
+            (
+                str(destination.tensor.device),
+                start,
+                start + (last + 1) * destination.tensor.element_size(),
+                destination.name,
+            )
+        )
     spans.sort()
     return [
         f"{after[3]}: shares a part of its memory with {before[3]}, so that each would change the other"

@@ -74,58 +74,61 @@ def parted(name: str) -> tuple[str, str]:
 def layers_of(tensors: Iterable[Tensor]) -> list[Layer]:
     """The layers that tensors are of, in their order."""
     found: dict[str, Layer] = {}
-    for one in tensors:
-        stem, role = parted(one.name)
+    for tensor in tensors:
+        stem, role = parted(tensor.name)
         if role in found.setdefault(stem, Layer(stem)).tensors:
-            stem, role = one.name, ""  # a second weight of one layer is for itself
-        found.setdefault(stem, Layer(stem)).tensors[role] = one
+            stem, role = tensor.name, ""  # a second weight of one layer is for itself
+        found.setdefault(stem, Layer(stem)).tensors[role] = tensor
     return list(found.values())
 
 
-def shapes_fit(ours: Layer, theirs: Layer) -> bool:
+def shapes_fit(reference: Layer, candidate: Layer) -> bool:
     """Whether every tensor that both have is as large, as it lies or transposed."""
-    pairs = ours.shared(theirs)
+    pairs = reference.shared(candidate)
     return bool(pairs) and all(one.shape == other.shape or is_turned(one, other) for one, other in pairs)
 
 
-def is_turned(ours: Tensor, theirs: Tensor) -> bool:
+def is_turned(reference: Tensor, candidate: Tensor) -> bool:
     """Whether a matrix is as large as another when it is transposed, and only then."""
-    return len(ours.shape) == 2 and ours.shape == theirs.shape[::-1] != theirs.shape
+    return len(reference.shape) == 2 and reference.shape == candidate.shape[::-1] != candidate.shape
 
 
 def pair_layers(
-    ours: Sequence[Layer], theirs: Sequence[Layer], fits: Fits = shapes_fit, same: Mapping[str, str] | None = None
+    reference: Sequence[Layer],
+    candidate: Sequence[Layer],
+    fits: Fits = shapes_fit,
+    same: Mapping[str, str] | None = None,
 ) -> tuple[list[tuple[Layer, Layer]], dict[Layer, list[Layer]]]:
     """Layers that are each other's likest by a whole word, or the only ones that fit; and of all others of ours, which
     they may be. `same` are layers that are known to be each other already, by name: ours and theirs.
     """
     known = dict(same or {})
     back = {other: one for one, other in known.items()}
-    left, right = list(ours), list(theirs)
+    left, right = list(reference), list(candidate)
     pairs: list[tuple[Layer, Layer]] = []
     while True:
-        options = {one: _options(one, right, fits, known, back) for one in left}
+        options = {layer: _options(layer, right, fits, known, back) for layer in left}
         chosen = _mutual(options)
         if not chosen:
             return pairs, {one: found for one, found in options.items() if found}
         pairs += chosen
-        left = [one for one in left if one not in {a for a, _ in chosen}]
-        right = [one for one in right if one not in {b for _, b in chosen}]
+        left = [layer for layer in left if layer not in {a for a, _ in chosen}]
+        right = [layer for layer in right if layer not in {b for _, b in chosen}]
 
 
 def _options(
-    one: Layer, among: Sequence[Layer], fits: Fits, known: dict[str, str], back: dict[str, str]
+    layer: Layer, among: Sequence[Layer], fits: Fits, known: dict[str, str], back: dict[str, str]
 ) -> list[Layer]:
     """What a layer may be: those that have all of its tensors and no others, if there are such."""
     found = [
         other
         for other in among
-        if one.numbers == other.numbers
-        and known.get(one.stem, other.stem) == other.stem
-        and back.get(other.stem, one.stem) == one.stem
-        and fits(one, other)
+        if layer.numbers == other.numbers
+        and known.get(layer.stem, other.stem) == other.stem
+        and back.get(other.stem, layer.stem) == layer.stem
+        and fits(layer, other)
     ]
-    whole = [other for other in found if other.tensors.keys() == one.tensors.keys()]
+    whole = [other for other in found if other.tensors.keys() == layer.tensors.keys()]
     return whole or found
 
 
@@ -139,11 +142,11 @@ def _mutual(options: dict[Layer, list[Layer]]) -> list[tuple[Layer, Layer]]:
     return [(one, other) for one, other in best.items() if other is not None and chosen[other] is one]
 
 
-def _likest(one: Layer, among: list[Layer]) -> Layer | None:
+def _likest(layer: Layer, among: list[Layer]) -> Layer | None:
     """The only one, or the one with more words in common than any other."""
     if len(among) < 2:
         return among[0] if among else None
-    ranked = sorted(((_likeness(one, other), number) for number, other in enumerate(among)), reverse=True)
+    ranked = sorted(((_likeness(layer, other), number) for number, other in enumerate(among)), reverse=True)
     return among[ranked[0][1]] if ranked[0][0] > max(ranked[1][0], 0) else None
 
 
@@ -180,13 +183,13 @@ class Fused:
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor of the whole and its parts."""
-        return [one for layer in (self.whole, *self.parts) for one in layer.tensors.values()]
+        return [tensor for layer in (self.whole, *self.parts) for tensor in layer.tensors.values()]
 
     def lines(self) -> Iterator[MapLine]:
         """As a map says it."""
         for role, (turned, axis) in self.cuts.items():
             steps: Options = TURNED if turned else ()
-            whole, parts = self.whole.tensors[role].name, [one.tensors[role].name for one in self.parts]
+            whole, parts = self.whole.tensors[role].name, [layer.tensors[role].name for layer in self.parts]
             if self.in_file:
                 yield map_line(whole, parts, (*steps, ("split", axis)))
             else:
@@ -210,8 +213,8 @@ def find_fused(wholes: Sequence[Layer], parts: Sequence[Layer], in_file: bool, t
     """Layers with the one run of two or three siblings that could make them up. `turned` is whether any matrix of the
     file is known to lie the other way round."""
     groups: dict[tuple[str, tuple[str, ...]], list[Layer]] = {}
-    for one in parts:
-        groups.setdefault((one.parent, one.numbers), []).append(one)
+    for part in parts:
+        groups.setdefault((part.parent, part.numbers), []).append(part)
     for whole in wholes:
         runs = [
             (run, cuts)
@@ -243,19 +246,19 @@ def _all_cuts(whole: Layer, run: list[Layer], in_file: bool) -> dict[str, list[t
 
 def _cuts(whole: Shape, parts: list[Shape], in_file: bool) -> list[tuple[bool, int]]:
     """Whether the file's side is transposed, and the axis along which shapes add up then."""
-    if any(len(one) != len(whole) for one in parts):
+    if any(len(part) != len(whole) for part in parts):
         return []
     found = []
     for turned in (False, True) if len(whole) == 2 else (False,):
         all_of_it = whole[::-1] if turned and in_file else whole
-        each = [one[::-1] for one in parts] if turned and not in_file else parts
+        each = [part[::-1] for part in parts] if turned and not in_file else parts
         found += [(turned, axis) for axis in range(len(whole)) if _adds_up(all_of_it, each, axis)]
     return found
 
 
 def _adds_up(whole: Shape, parts: list[Shape], axis: int) -> bool:
-    return sum(one[axis] for one in parts) == whole[axis] and all(
-        one[:axis] + one[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for one in parts
+    return sum(part[axis] for part in parts) == whole[axis] and all(
+        part[:axis] + part[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for part in parts
     )
 
 
@@ -288,11 +291,11 @@ def _spelled(whole: Layer, run: list[Layer]) -> list[Layer] | None:
 
 def _keys(run: list[Layer]) -> list[str]:
     """The words that tell the parts apart: q, k, v of q_proj, k_proj, v_proj."""
-    words = [set(_own_words(one)) for one in run]
+    words = [set(_own_words(layer)) for layer in run]
     common = set.intersection(*words)
-    return ["_".join(word for word in _own_words(one) if word not in common) or one.stem for one in run]
+    return ["_".join(word for word in _own_words(layer) if word not in common) or layer.stem for layer in run]
 
 
-def _own_words(one: Layer) -> list[str]:
+def _own_words(layer: Layer) -> list[str]:
     """The words of a layer's own name."""
-    return one.stem.rpartition(".")[2].lower().split("_")
+    return layer.stem.rpartition(".")[2].lower().split("_")

@@ -80,8 +80,8 @@ def populate(
     plan.problems += unwritable(places, meta=dry)
     if not places:
         plan.problems.append("the model has no parameter and no persistent buffer, so that nothing would be loaded")
-    refusals = {id(one): arriving.refused_dtype(one, checkpoint, cast) for one in plan.assignments}
-    ready = [one for one in plan.assignments if refusals[id(one)] is None]
+    refusals = {id(assignment): arriving.refused_dtype(assignment, checkpoint, cast) for assignment in plan.assignments}
+    ready = [assignment for assignment in plan.assignments if refusals[id(assignment)] is None]
     plan.problems += [why for why in refusals.values() if why is not None]
     with leased(checkpoint.files) as leases:
         with opening():
@@ -89,9 +89,9 @@ def populate(
         given = checkpoint.format == IN_MEMORY
         hand = None if dry else Hand(stable=leases is not None and not given, given=given)
 
-        def check(one: Assignment) -> Expected:
-            found = arriving.expect(one, checkpoint, hand)
-            advance(one.destination.tensor.nbytes)
+        def check(assignment: Assignment) -> Expected:
+            found = arriving.expect(assignment, checkpoint, hand)
+            advance(assignment.destination.tensor.nbytes)
             return found
 
         expected = _all(check, ready)
@@ -138,14 +138,14 @@ def _write_all(expected: list[Expected]) -> None:
         raise
 
 
-def _write(one: Expected) -> None:
-    assert one.array is not None  # of all that is written
-    arriving.write(one.assignment.destination.tensor, one.array)
+def _write(expected: Expected) -> None:
+    assert expected.array is not None  # of all that is written
+    arriving.write(expected.assignment.destination.tensor, expected.array)
 
 
 def _read_back(model: nn.Module, expected: list[Expected]) -> list[int]:
     """The checksums of what the model holds now, found by its names again and not by what was written to."""
-    now = {one.name: one.tensor for one in destinations(model)}
+    now = {destination.name: destination.tensor for destination in destinations(model)}
     wanted = [one.assignment.destination.name for one in expected]
     if set(now) != set(wanted):
         changed = ", ".join(sorted(set(now) ^ set(wanted))[:4])
@@ -163,12 +163,12 @@ def _compare(expected: list[Expected], held: Sequence[int | None]) -> None:
         raise failure(POPULATE, CHANGED, problems)
 
 
-def _arrival(one: Expected) -> Arrival:
-    destination = one.assignment.destination
-    sources = tuple(str(piece) for piece in one.assignment.pieces)
+def _arrival(expected: Expected) -> Arrival:
+    destination = expected.assignment.destination
+    sources = tuple(str(piece) for piece in expected.assignment.pieces)
     return Arrival(
-        destination.name, destination.kind, destination.shape, destination.dtype, sources, one.crc32, one.rounded,
-        destination.names[1:],
+        destination.name, destination.kind, destination.shape, destination.dtype, sources, expected.crc32,
+        expected.rounded, destination.names[1:],
     )  # fmt: skip
 
 

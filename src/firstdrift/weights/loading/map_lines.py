@@ -71,15 +71,15 @@ def splitting(whole: Whole) -> MapLine:
 
 def map_text(lines: Sequence[MapLine], names: Sequence[str], comments: Sequence[str] = ()) -> str:
     """The lines as a map for a file of these names, with what it does not say as comments at its end."""
-    table = [text for one in _families(lines, names) for text in table_line(one.source, one.value(), "")]
+    table = [text for family in _families(lines, names) for text in table_line(family.source, family.value(), "")]
     return "\n".join([*table, *(f"# {comment(said)}" for said in comments)]) + "\n"
 
 
 def _families(found: Sequence[MapLine], names: Sequence[str]) -> Iterator[MapLine]:
     """Lines that differ in numbers alone, as one line, where that speaks of no other tensor of the file."""
     groups: dict[str, list[MapLine]] = {}
-    for one in found:
-        groups.setdefault(repr(_general(one)), []).append(one)
+    for line in found:
+        groups.setdefault(repr(_general(line)), []).append(line)
     for members in groups.values():
         family = _general(members[0])
         if len(members) < 2 or not family.targets or family.source.count(RUN) > MAX_PLACEHOLDERS:
@@ -87,15 +87,15 @@ def _families(found: Sequence[MapLine], names: Sequence[str]) -> Iterator[MapLin
             continue
         pattern = parse_pattern(family.source, "map")
         spoken_of = {escape(name) for name in names if pattern.match(name) is not None}
-        yield from [family] if spoken_of == {one.source for one in members} else members
+        yield from [family] if spoken_of == {member.source for member in members} else members
 
 
-def _general(one: MapLine) -> MapLine:
+def _general(line: MapLine) -> MapLine:
     """The line with a placeholder for every number, where all its names have the same ones."""
-    numbers = {tuple(NUMBER.findall(name)) for name in (one.source, *one.targets)}
+    numbers = {tuple(NUMBER.findall(name)) for name in (line.source, *line.targets)}
     if len(numbers) > 1 or numbers == {()}:
-        return one
-    return MapLine(NUMBER.sub(RUN, one.source), tuple(NUMBER.sub(RUN, name) for name in one.targets), one.options)
+        return line
+    return MapLine(NUMBER.sub(RUN, line.source), tuple(NUMBER.sub(RUN, name) for name in line.targets), line.options)
 
 
 SCHEMA = "firstdrift-weights-diff-v1"
@@ -138,13 +138,13 @@ class CheckpointDifference:
     @property
     def counts(self) -> dict[str, int]:
         """How many tensors there are of each verdict."""
-        found = Counter(one.verdict for one in self.tensors)
+        found = Counter(tensor.verdict for tensor in self.tensors)
         return {verdict: found[verdict] for verdict in ORDER if found[verdict]}
 
     @property
     def verdict(self) -> str:
         """The worst verdict of all."""
-        compared = any(one.verdict != "missing" and not one.is_empty for one in self.tensors)
+        compared = any(tensor.verdict != "missing" and not tensor.is_empty for tensor in self.tensors)
         if not compared:
             return "nothing compared"
         return next(verdict for verdict in ORDER if verdict in self.counts)
@@ -158,7 +158,7 @@ class CheckpointDifference:
         """The result as JSON's own types."""
         return {
             "schema": SCHEMA, "verdict": self.verdict, "reference": self.reference, "candidate": self.candidate,
-            "counts": self.counts, "tensors": [one.to_json() for one in self.tensors],
+            "counts": self.counts, "tensors": [tensor.to_json() for tensor in self.tensors],
             "candidate_only": list(self.candidate_only),
         }  # fmt: skip
 

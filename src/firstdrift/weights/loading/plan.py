@@ -82,17 +82,18 @@ class _Claim:
 def make_plan(checkpoint: Checkpoint, model: Sequence[Destination], mapping: LoadMap | None) -> Plan:
     """Match the names of a checkpoint with those of a model."""
     plan = Plan()
-    owner = {name: one for one in model for name in one.names}
-    claims: dict[str, list[_Claim]] = {one.name: [] for one in model}
+    owner = {name: destination for destination in model for name in destination.names}
+    claims: dict[str, list[_Claim]] = {destination.name: [] for destination in model}
     for claim in _claims(checkpoint, owner, mapping, plan):
         claims[owner[claim.target].name].append(claim)
-    for one in model:
-        if claims[one.name]:
-            _assign(one, claims[one.name], checkpoint, plan)
+    for destination in model:
+        if claims[destination.name]:
+            _assign(destination, claims[destination.name], checkpoint, plan)
         else:
-            plan.missing.append(one)
+            plan.missing.append(destination)
             plan.problems.append(
-                f"{not_present(one.name, checkpoint)}; the model's {one.kind} has shape {list(one.shape)}"
+                f"{not_present(destination.name, checkpoint)}; the model's {destination.kind} has shape "
+                f"{list(destination.shape)}"
             )
     return plan
 
@@ -156,10 +157,10 @@ def _cuts(whole: tuple[int, ...], axis: int, parts: list[tuple[int, ...]]) -> li
     return [Transform("slice", axes=(axis,), start=a, stop=b) for a, b in pairwise(ends)]
 
 
-def _assign(one: Destination, claims: list[_Claim], checkpoint: Checkpoint, plan: Plan) -> None:
+def _assign(destination: Destination, claims: list[_Claim], checkpoint: Checkpoint, plan: Plan) -> None:
     joined = [claim for claim in claims if claim.line.join is not None]
     if joined:
-        _join(one, claims, joined, checkpoint, plan)
+        _join(destination, claims, joined, checkpoint, plan)
         return
     by_target: dict[str, list[_Claim]] = {}
     for claim in claims:
@@ -169,22 +170,24 @@ def _assign(one: Destination, claims: list[_Claim], checkpoint: Checkpoint, plan
             names = ", ".join(claim.piece.source for claim in same)
             plan.problems.append(f"{target}: {len(same)} tensors of the file would fill it ({names}); keep one")
             return
-    first, *others = dict.fromkeys(by_target[name][0].piece for name in one.names if name in by_target)
-    _fit(Assignment(one, (first,), twins=tuple(others)), checkpoint, plan)
+    first, *others = dict.fromkeys(by_target[name][0].piece for name in destination.names if name in by_target)
+    _fit(Assignment(destination, (first,), twins=tuple(others)), checkpoint, plan)
 
 
-def _join(one: Destination, claims: list[_Claim], joined: list[_Claim], checkpoint: Checkpoint, plan: Plan) -> None:
+def _join(
+    destination: Destination, claims: list[_Claim], joined: list[_Claim], checkpoint: Checkpoint, plan: Plan
+) -> None:
     places = sorted(claim.line.place for claim in joined)
     axes = {claim.line.join for claim in joined}
     if len(joined) < len(claims) or places != list(range(len(joined))) or len(axes) > 1:
         said = ", ".join(f"{claim.piece.source} at {claim.line.place}" for claim in joined)
         plan.problems.append(
-            f"{one.name}: is joined from {said}; give every piece the same axis, and the places 0 to {len(claims) - 1} "
-            "once each"
+            f"{destination.name}: is joined from {said}; give every piece the same axis, and the places 0 to "
+            f"{len(claims) - 1} once each"
         )
         return
     pieces = tuple(claim.piece for claim in sorted(joined, key=lambda claim: claim.line.place))
-    _fit(Assignment(one, pieces, axes.pop()), checkpoint, plan)
+    _fit(Assignment(destination, pieces, axes.pop()), checkpoint, plan)
 
 
 def _fit(assignment: Assignment, checkpoint: Checkpoint, plan: Plan) -> None:

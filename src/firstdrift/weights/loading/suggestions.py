@@ -36,26 +36,28 @@ class ModelValues:
 
     def __init__(self, places: Sequence[Destination], checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._held = {one.name: array for one in places if (array := _held(one)) is not None}
+        self._held = {place.name: array for place in places if (array := _held(place)) is not None}
         self._read: dict[tuple[str, str | None], Array | None] = {}
 
     def turned(self, name: str, source: str) -> bool | None:
         """Whether the model holds a square matrix of the file transposed; None where it holds neither."""
-        ours = self._held.get(name)
-        theirs = None if ours is None else self._array(source, dtype_name(ours.dtype))
-        if ours is None or theirs is None:
+        reference = self._held.get(name)
+        candidate = None if reference is None else self._array(source, dtype_name(reference.dtype))
+        if reference is None or candidate is None:
             return None
-        if same_bits(ours, theirs):
+        if same_bits(reference, candidate):
             return False
-        return True if same_bits(ours, theirs.T) else None
+        return True if same_bits(reference, candidate.T) else None
 
     def lines(self, names: Sequence[str], sources: Sequence[str]) -> list[MapLine]:
         """Lines for tensors of the model that are the file's: whole, joined of several, or parts of one."""
         found: list[MapLine] = []
         for dtype in dict.fromkeys(dtype_name(self._held[name].dtype) for name in names if name in self._held):
-            ours = {n: self._held[n] for n in names if n in self._held and dtype_name(self._held[n].dtype) == dtype}
+            reference = {
+                n: self._held[n] for n in names if n in self._held and dtype_name(self._held[n].dtype) == dtype
+            }
             read = {source: array for source in sources if (array := self._array(source, dtype)) is not None}
-            found += _lines(ours, read)
+            found += _lines(reference, read)
         return found
 
     def _array(self, source: str, dtype: str | None) -> Array | None:
@@ -73,20 +75,20 @@ class ModelValues:
         return self._read[key]
 
 
-def _held(one: Destination) -> Array | None:
+def _held(destination: Destination) -> Array | None:
     """What a tensor holds; None without memory, and for one number alone, which says nothing."""
-    if one.tensor.device.type == "meta" or one.dtype.startswith("torch.") or not one.size:
+    if destination.tensor.device.type == "meta" or destination.dtype.startswith("torch.") or not destination.size:
         return None
-    array = as_array(one.tensor.detach().cpu(), one.name)
+    array = as_array(destination.tensor.detach().cpu(), destination.name)
     return None if one_number(array) else array
 
 
-def _lines(ours: dict[str, Array], theirs: dict[str, Array]) -> list[MapLine]:
+def _lines(reference: dict[str, Array], candidate: dict[str, Array]) -> list[MapLine]:
     found: list[MapLine] = []
     pairs = [
         (name, source, turned)
-        for name, array in ours.items()
-        for source, other in theirs.items()
+        for name, array in reference.items()
+        for source, other in candidate.items()
         if (turned := _equal(array, other)) is not None
     ]
     for name, source, turned in pairs:
@@ -94,22 +96,22 @@ def _lines(ours: dict[str, Array], theirs: dict[str, Array]) -> list[MapLine]:
         if once:  # numbers that two tensors have tell neither
             found.append(map_line(source, (name,), (("transpose", True),) if turned else ()))
     paired = {name for name, *_ in pairs} | {source for _, source, _ in pairs}
-    ours = {name: array for name, array in ours.items() if name not in paired}
-    theirs = {name: array for name, array in theirs.items() if name not in paired}
-    for name, array in ours.items():
-        whole = find_whole(name, array, list(theirs), theirs.__getitem__)
+    reference = {name: array for name, array in reference.items() if name not in paired}
+    candidate = {name: array for name, array in candidate.items() if name not in paired}
+    for name, array in reference.items():
+        whole = find_whole(name, array, list(candidate), candidate.__getitem__)
         found += joining(whole) if whole is not None else []
-    for source, array in theirs.items():
-        whole = find_whole(source, array, list(ours), ours.__getitem__)
+    for source, array in candidate.items():
+        whole = find_whole(source, array, list(reference), reference.__getitem__)
         found += [splitting(whole)] if whole is not None else []
     return found
 
 
-def _equal(ours: Array, theirs: Array) -> bool | None:
+def _equal(reference: Array, candidate: Array) -> bool | None:
     """False when two arrays are equal, True when they are once one is transposed, None when they differ."""
-    if same_bits(ours, theirs):
+    if same_bits(reference, candidate):
         return False
-    return True if ours.ndim == 2 and same_bits(ours, theirs.T) else None
+    return True if reference.ndim == 2 and same_bits(reference, candidate.T) else None
 
 
 KERNEL = "kernel"  # matrices of this name are [in, out] in every library that has them
@@ -134,21 +136,21 @@ class _Draft:
         """Whether some matrix of the file is known to lie the other way round."""
         return any(turned for _, turned in self.turned)
 
-    def settle(self, ours: Sequence[Tensor], theirs: Sequence[Tensor], lines: Sequence[MapLine] = ()) -> None:
+    def settle(self, reference: Sequence[Tensor], candidate: Sequence[Tensor], lines: Sequence[MapLine] = ()) -> None:
         """Take tensors out that are told apart."""
         self.lines += lines
-        self.used |= {parted(one.name)[0] for one in self.unused if one in theirs}
-        self.missing = [one for one in self.missing if one not in ours]
-        self.unused = [one for one in self.unused if one not in theirs]
+        self.used |= {parted(tensor.name)[0] for tensor in self.unused if tensor in candidate}
+        self.missing = [tensor for tensor in self.missing if tensor not in reference]
+        self.unused = [tensor for tensor in self.unused if tensor not in candidate]
 
 
 def suggested_map(plan: Plan, checkpoint: Checkpoint) -> str | None:
     """The text of a map that would mend what numbers, names and shapes can mend; None when there is nothing to say."""
     draft = _Draft(
-        [Tensor(one.name, one.shape) for one in plan.missing],
+        [Tensor(destination.name, destination.shape) for destination in plan.missing],
         [Tensor(name, checkpoint.entry(name).shape) for name in plan.extra],
     )
-    values = ModelValues([*plan.missing, *(one.destination for one in _simple(plan))], checkpoint)
+    values = ModelValues([*plan.missing, *(assignment.destination for assignment in _simple(plan))], checkpoint)
     _by_value(draft, plan, values)
     _misshapen(draft, plan, checkpoint)
     _renamed(draft, plan)
@@ -164,38 +166,40 @@ def suggested_map(plan: Plan, checkpoint: Checkpoint) -> str | None:
 
 def _simple(plan: Plan) -> Iterator[Assignment]:
     """Tensors that were found by their names."""
-    for one in (*plan.misshapen, *plan.assignments):
-        if len(one.pieces) == 1 and one.pieces[0].is_plain:
-            yield one
+    for assignment in (*plan.misshapen, *plan.assignments):
+        if len(assignment.pieces) == 1 and assignment.pieces[0].is_plain:
+            yield assignment
 
 
 def _by_value(draft: _Draft, plan: Plan, values: ModelValues) -> None:
-    lines = values.lines([one.name for one in plan.missing], plan.extra)
+    lines = values.lines([destination.name for destination in plan.missing], plan.extra)
     speaking = {name for line in lines for name in (line.source, *line.targets)}
-    known = {map_line(one.name).source: one for one in (*draft.missing, *draft.unused)}
+    known = {map_line(tensor.name).source: tensor for tensor in (*draft.missing, *draft.unused)}
     spoken_of = [known[name] for name in speaking if name in known]
     draft.settle(spoken_of, spoken_of, lines)
 
 
 def _misshapen(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Matrices that bear the right name and are as large as wanted the other way round."""
-    for one in plan.misshapen:
-        source = one.pieces[0].source
-        ours, theirs = _tensor(one.destination), Tensor(source, checkpoint.entry(source).shape)
-        if len(one.pieces) == 1 and one.pieces[0].is_plain and is_turned(ours, theirs):
-            draft.lines.append(map_line(source, (ours.name,), TURNED))
+    for assignment in plan.misshapen:
+        source = assignment.pieces[0].source
+        reference, candidate = _tensor(assignment.destination), Tensor(source, checkpoint.entry(source).shape)
+        if len(assignment.pieces) == 1 and assignment.pieces[0].is_plain and is_turned(reference, candidate):
+            draft.lines.append(map_line(source, (reference.name,), TURNED))
             draft.turned.append((source, True))
 
 
-def _tensor(one: Destination) -> Tensor:
-    return Tensor(one.name, one.shape)
+def _tensor(destination: Destination) -> Tensor:
+    return Tensor(destination.name, destination.shape)
 
 
 def _renamed(draft: _Draft, plan: Plan) -> None:
     """Layers under other names, each with all it has."""
-    same = {parted(one.destination.name)[0]: parted(one.pieces[0].source)[0] for one in _simple(plan)}
-    ours, theirs = layers_of(draft.missing), layers_of(draft.unused)
-    pairs, options = pair_layers(ours, theirs, same=same)
+    same = {
+        parted(assignment.destination.name)[0]: parted(assignment.pieces[0].source)[0] for assignment in _simple(plan)
+    }
+    reference, candidate = layers_of(draft.missing), layers_of(draft.unused)
+    pairs, options = pair_layers(reference, candidate, same=same)
     for a, b in [pair for one, other in pairs for pair in one.shared(other)]:
         if _is_square(a.shape):
             draft.settle([a], [b])
@@ -208,8 +212,8 @@ def _renamed(draft: _Draft, plan: Plan) -> None:
         _doubt(draft, one, found)
 
 
-def _doubt(draft: _Draft, one: Layer, options: Sequence[Layer]) -> None:
-    for role, tensor in one.tensors.items():
+def _doubt(draft: _Draft, layer: Layer, options: Sequence[Layer]) -> None:
+    for role, tensor in layer.tensors.items():
         names = [other.tensors[role].name for other in options if role in other.tensors]
         more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
         if names:
@@ -234,35 +238,39 @@ def _fused(draft: _Draft, in_file: bool) -> None:
     """Layers of the file that are several in the model, or the other way round."""
     sides = [layers_of(one for one in side if one.name not in draft.open) for side in (draft.unused, draft.missing)]
     wholes, parts = sides if in_file else sides[::-1]
-    sure = [one for one in find_fused(wholes, parts, in_file, turned=True) if one.turned]
-    draft.turned += [(one.whole.stem, True) for one in sure]
+    sure = [fused for fused in find_fused(wholes, parts, in_file, turned=True) if fused.turned]
+    draft.turned += [(fused.whole.stem, True) for fused in sure]
     taken: set[Tensor] = set()
-    for one in find_fused(wholes, parts, in_file, draft.any_turned):
-        if taken.isdisjoint(one.tensors):
-            taken |= set(one.tensors)
-            draft.doubts += one.doubts()
-            draft.open |= {tensor.name for tensor in one.tensors if not one.cuts}
-            if one.cuts:
-                draft.settle(one.tensors, one.tensors, list(one.lines()))
+    for fused in find_fused(wholes, parts, in_file, draft.any_turned):
+        if taken.isdisjoint(fused.tensors):
+            taken |= set(fused.tensors)
+            draft.doubts += fused.doubts()
+            draft.open |= {tensor.name for tensor in fused.tensors if not fused.cuts}
+            if fused.cuts:
+                draft.settle(fused.tensors, fused.tensors, list(fused.lines()))
 
 
 def _tied(draft: _Draft, checkpoint: Checkpoint) -> None:
     """An output layer that the file does not have because it is the embedding, where the metadata says so."""
     if checkpoint.metadata.get("tie_word_embeddings") is not True:
         return
-    for one in [one for one in draft.missing if one.name not in draft.open]:
-        same = [entry.name for entry in checkpoint.entries.values() if entry.shape == one.shape and "emb" in entry.name]
+    for tensor in [tensor for tensor in draft.missing if tensor.name not in draft.open]:
+        same = [
+            entry.name for entry in checkpoint.entries.values() if entry.shape == tensor.shape and "emb" in entry.name
+        ]
         if len(same) == 1:
-            draft.settle([one], [], [map_line(same[0], (same[0], one.name), (("tie", True),))])
+            draft.settle([tensor], [], [map_line(same[0], (same[0], tensor.name), (("tie", True),))])
 
 
 def _named_squares(draft: _Draft, plan: Plan, values: ModelValues) -> None:
     """Square matrices that bear the right name would load as they lie, beside others that do not lie so."""
     spoken_of = {line.source for line in draft.lines}
-    for one in plan.assignments if draft.any_turned else ():
-        name, source = one.destination.name, one.pieces[0].source
-        plain = len(one.pieces) == 1 and one.pieces[0].is_plain and map_line(source).source not in spoken_of
-        if plain and _is_square(one.destination.shape):
+    for assignment in plan.assignments if draft.any_turned else ():
+        name, source = assignment.destination.name, assignment.pieces[0].source
+        plain = (
+            len(assignment.pieces) == 1 and assignment.pieces[0].is_plain and map_line(source).source not in spoken_of
+        )
+        if plain and _is_square(assignment.destination.shape):
             known = values.turned(name, source)
             options = _square(draft, source) if known is None else TURNED if known else ()
             draft.lines += [map_line(source, (name,), options)] if options else []
@@ -270,13 +278,15 @@ def _named_squares(draft: _Draft, plan: Plan, values: ModelValues) -> None:
 
 def _dropped(draft: _Draft) -> list[MapLine]:
     """Tensors of layers that have no place in the model at all."""
-    left = [one for one in draft.unused if one.name not in draft.open and parted(one.name)[0] not in draft.used]
-    return [map_line(one.name) for one in left if draft.lines]
+    left = [
+        tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] not in draft.used
+    ]
+    return [map_line(tensor.name) for tensor in left if draft.lines]
 
 
 def _left(draft: _Draft) -> list[str]:
-    kept = [one for one in draft.unused if one.name not in draft.open and parted(one.name)[0] in draft.used]
+    kept = [tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] in draft.used]
     return [
-        *(f"nothing likely for the model's {one}" for one in draft.missing if one.name not in draft.open),
-        *(f"the model has no place for the file's {one}; give it one, or null to drop it" for one in kept),
+        *(f"nothing likely for the model's {tensor}" for tensor in draft.missing if tensor.name not in draft.open),
+        *(f"the model has no place for the file's {tensor}; give it one, or null to drop it" for tensor in kept),
     ]

@@ -97,9 +97,9 @@ class Leaves:
         if "weight" in self._run.scope.phases:
             return None
         key = geometry_of(tensor)[0]
-        for one in parameters_of(self._run.model):
-            if one.tensor.layout == torch.strided and geometry_of(one.tensor)[0] == key:
-                return ".".join(filter(None, (one.module, one.port)))
+        for parameter in parameters_of(self._run.model):
+            if parameter.tensor.layout == torch.strided and geometry_of(parameter.tensor)[0] == key:
+                return ".".join(filter(None, (parameter.module, parameter.port)))
         return None
 
     def _attribute(self, tensor: torch.Tensor) -> str:

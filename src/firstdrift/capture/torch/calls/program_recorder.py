@@ -314,7 +314,7 @@ class ProgramRecorder:
                 found.append(self._memory.peek(tensor))
             except (RuntimeError, NotImplementedError):
                 continue
-        return ",".join(one for one in found if one is not None)
+        return ",".join(name for name in found if name is not None)
 
     # Leaves and sites.
 
@@ -537,5 +537,5 @@ def _is_backward_of(node: str, base: str) -> bool:
     """Whether a node of autograd's graph is that of an operation, by their names."""
     if node == "CopySlices":  # a write through a view, whatever wrote
         return True
-    ours, theirs = base.replace("_", "").lower(), node.split("Backward")[0].replace("_", "").lower()
-    return ours.startswith(theirs) or theirs.startswith(ours)
+    reference, candidate = base.replace("_", "").lower(), node.split("Backward")[0].replace("_", "").lower()
+    return reference.startswith(candidate) or candidate.startswith(reference)
