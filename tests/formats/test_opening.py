@@ -137,7 +137,7 @@ def install(site_packages, entry_point):
     info = site_packages / "firstdrift_plain-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: firstdrift-plain\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[firstdrift.store.formats]\nplain = {entry_point}\n")
+    (info / "entry_points.txt").write_text(f"[firstdrift.formats]\nplain = {entry_point}\n")
     (site_packages / "firstdrift_plain.py").write_text(PLUGIN)
     return site_packages
 
