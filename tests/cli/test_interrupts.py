@@ -53,7 +53,7 @@ def test_the_program_that_is_installed_listens_too(tmp_path):
 def test_a_program_that_ignores_interruptions_goes_on_ignoring_them(tmp_path):
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from firstdrift import interrupts; interrupts.listen()\n"
+        "from firstdrift.cli import interrupts; interrupts.listen()\n"
         "signal.raise_signal(signal.SIGINT); print(interrupts.heard())"
     )
     assert run(tmp_path, program=("-c", code)).stdout == "False\n"

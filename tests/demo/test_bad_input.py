@@ -247,6 +247,6 @@ def test_an_unknown_bug_is_refused_with_the_names_of_all():
 
 def test_the_manifest_is_one_file():
     assert PROBES.is_file()
-    example = Path(__file__).parents[2] / "examples" / "kws"
+    example = Path(__file__).parents[2] / "examples" / "demo"
     assert example.is_symlink()
     assert (example / "probes.txt").resolve() == PROBES.resolve()

@@ -10,9 +10,6 @@ NOT_YET = {
         "draws decide where calibration did"
     ),
     "test_what_is_wrong_behind_such_an_order_is_the_drift": "a part ends with a module, and not before the root's sum",
-    "test_an_order_that_makes_a_difference_is_a_drift_even_where_weights_of_zero_hide_it[dead units]": (
-        "functions are held against each other with the weights that they have, also where these are zero"
-    ),
     "test_a_bug_behind_parts_in_another_layout_is_found_where_it_is[several, each known once those before it are]": (
         "units that are dead on the few inputs that are drawn count as never read"
     ),

@@ -27,9 +27,13 @@ from firstdrift.pair.pairs import Pair
 
 SOURCE = Path(firstdrift.__file__).parent
 JUDGING = [
-    *sorted((SOURCE / "judge").rglob("*.py")),
-    *(SOURCE / "compare" / f"{one}.py" for one in ("scales", "updates")),
-    SOURCE / "_kernels" / "profiles.py",  # what scales are summed by
+    *sorted(
+        path
+        for path in (SOURCE / "judge").rglob("*.py")
+        if path.parent.name != "measure" and path.stem != "stage_values"
+    ),
+    *(SOURCE / "judge" / "measure" / f"{one}.py" for one in ("scales", "updates")),
+    SOURCE / "kernels" / "profiles.py",  # what scales are summed by
     *(SOURCE / "program" / "running" / f"{one}.py" for one in ("rounding", "scalars")),  # what noise is drawn by
 ]
 F32 = 2.0**-24

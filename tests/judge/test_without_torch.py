@@ -87,7 +87,7 @@ def diffed(tmp_path, change):
 def test_weights_stored_in_another_order_are_left_open(tmp_path, no_torch):
     result = diffed(tmp_path, lambda model: permuted(model, torch.arange(23, -1, -1)))
     assert result.exit_code == 2
-    assert "torch extra" in result.sentence
+    assert "firstdrift[torch]" in result.sentence
 
 
 def test_weights_that_change_what_the_model_gives_are_a_drift(tmp_path, no_torch):

@@ -29,7 +29,7 @@ def checked(change):
 def test_draws_of_another_dtype_leave_it_open():
     result = checked(lambda one: setattr(one, "dtype", torch.float64))
     assert (result.exit_code, result.verdict) == (2, "inconclusive")
-    assert "random numbers were drawn here" in result.sentence
+    assert "drew other random numbers here" in result.sentence
 
 
 def test_the_same_draws_are_green_and_hide_nothing():

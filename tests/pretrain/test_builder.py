@@ -178,7 +178,7 @@ def test_a_preset_has_as_many_parameters_to_fill_as_published(preset, count):
 
 def test_matrices_decay_and_norms_and_biases_do_not():
     from firstdrift.decoder.model import Decoder
-    from firstdrift.pretrain.run_settings import make_optimizer
+    from firstdrift.pretrain.optimizing import make_optimizer
 
     model = Decoder(replace(PRESETS["tiny"], qkv_bias=True, family="qwen2"))
     optimizer = make_optimizer(model, settings(weight_decay=0.125))

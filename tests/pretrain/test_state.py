@@ -388,13 +388,13 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(world, tmp_
     out = tmp_path / "run"
     code = (
         "import resource, sys\n"
-        "from firstdrift.pretrain import running\n"
-        "save = running.save_checkpoint\n"
+        "from firstdrift.pretrain import training\n"
+        "save = training.save_checkpoint\n"
         "def limited(run, trainer, *rest):\n"
         "    if trainer.step == 4:\n"  # the optimizer's file is larger than the weights'
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))\n"
         "    return save(run, trainer, *rest)\n"
-        "running.save_checkpoint = limited\n"
+        "training.save_checkpoint = limited\n"
         "from firstdrift.cli.main import main\n"
         "main()\n"
     )

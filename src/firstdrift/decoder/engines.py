@@ -1,7 +1,9 @@
-"""What runs a model for a trace: our decoder with its weights proven, or the transformers library, behind one shape."""
+"""What runs a model for a trace: our decoder with its weights proven, or the transformers library, behind one shape;
+and a run of it, the prompt first, then token by token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from os import PathLike
 from typing import Protocol
@@ -9,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.bars import Bar, no_bar
+from ..core.bars import Advance, Bar, no_bar
 from ..core.dtypes import ML_NAMES
+from ..errors import CaptureError
 from ..weights.checkpoint import Checkpoint
 from ..weights.loading.destinations import destinations
 from ..weights.loading.failures import POPULATE, failure, not_present
@@ -22,6 +25,7 @@ from .decoder_config import config_of
 from .decoder_layers import Cache, Taps
 from .decoder_settings import DecoderConfig
 from .model import Decoder
+from .stage_recording import Recording, Selection
 
 FLOATS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16} | {
     short: getattr(torch, name) for short, name in ML_NAMES.items()
@@ -122,3 +126,42 @@ def weight_of(model: nn.Module, name: str) -> Tensor | None:
         return model.get_parameter(name).detach()
     except AttributeError:
         return None
+
+
+def run(
+    engine: Engine,
+    recording: Recording,
+    selection: Selection,
+    prompt: Sequence[int],
+    *,
+    steps: int = 1,
+    given: Sequence[int] = (),
+    advance: Advance = lambda count: None,
+) -> tuple[int | None, ...]:
+    """Feed a prompt and then one token a step, recording what is selected; the cache carries over.
+
+    Returns the likeliest token after every step, the first of equals, None where logits are NaN. It is fed next,
+    unless `given` has another, so that two engines can be led along the same text. `advance` is told of every tensor.
+    """
+
+    def see(stage: str, layer: int, tensor: Tensor) -> None:
+        recording.see(stage, layer, tensor)
+        advance(1)
+
+    taps = Taps(selection.wants, see)
+    feed = list(prompt)
+    chosen: list[int | None] = []
+    for step in range(steps):
+        recording.begin(step, feed)
+        logits = engine.forward(torch.tensor([feed]), taps)[0, -1]
+        chosen.append(None if bool(logits.isnan().any()) else int(logits.argmax()))
+        if step + 1 == steps:
+            break
+        following = given[step] if given else chosen[-1]
+        if following is None:
+            raise CaptureError(
+                f"step {step}: its logits have NaN, so that no token is the likeliest; trace it alone, or give tokens "
+                "(--teacher)"
+            )
+        feed = [following]
+    return tuple(chosen)

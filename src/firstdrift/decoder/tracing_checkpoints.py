@@ -10,23 +10,21 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ..core.bars import Advance, Bar, no_bar
+from ..core.bars import Bar, no_bar
 from ..core.stages import STAGES, WHOLE_MODEL, SavePlan
 from ..core.strict_json import Json
 from ..errors import CaptureError, FirstdriftError, StageError
 from ..store.directory import exists, is_trace
 from .config_json import to_config
 from .decoder_config import config_of
-from .decoder_layers import Taps
 from .decoder_settings import DecoderConfig
-from .engines import Engine
-from .stage_recording import BEFORE_ROPE, NativeTrace, Recording, Selection, StageFiles, refuse_trace
+from .stage_recording import BEFORE_ROPE, NativeTrace, Selection, StageFiles, refuse_trace
 from .tokenizing import ModelTokenizer, tokenizer_of
+
+if TYPE_CHECKING:
+    from .engines import Engine
 
 WEIGHTS = "weights"
 _ID = re.compile(r"[0-9]{1,18}")
@@ -103,45 +101,6 @@ def check_length(prompt: int, steps: int, config: DecoderConfig) -> None:
             f"the prompt has {prompt} tokens{more}, and the model has {config.max_position_embeddings} positions; "
             "shorten it"
         )
-
-
-def run(
-    engine: Engine,
-    recording: Recording,
-    selection: Selection,
-    prompt: Sequence[int],
-    *,
-    steps: int = 1,
-    given: Sequence[int] = (),
-    advance: Advance = lambda count: None,
-) -> tuple[int | None, ...]:
-    """Feed a prompt and then one token a step, recording what is selected; the cache carries over.
-
-    Returns the likeliest token after every step, the first of equals, None where logits are NaN. It is fed next,
-    unless `given` has another, so that two engines can be led along the same text. `advance` is told of every tensor.
-    """
-
-    def see(stage: str, layer: int, tensor: Tensor) -> None:
-        recording.see(stage, layer, tensor)
-        advance(1)
-
-    taps = Taps(selection.wants, see)
-    feed = list(prompt)
-    chosen: list[int | None] = []
-    for step in range(steps):
-        recording.begin(step, feed)
-        logits = engine.forward(torch.tensor([feed]), taps)[0, -1]
-        chosen.append(None if bool(logits.isnan().any()) else int(logits.argmax()))
-        if step + 1 == steps:
-            break
-        following = given[step] if given else chosen[-1]
-        if following is None:
-            raise CaptureError(
-                f"step {step}: its logits have NaN, so that no token is the likeliest; trace it alone, or give tokens "
-                "(--teacher)"
-            )
-        feed = [following]
-    return tuple(chosen)
 
 
 SCHEMA = "firstdrift-trace-v1"
@@ -259,6 +218,8 @@ def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Tra
     if asked.format == "aprt":
         refuse_trace(asked.plan.directory)
     engine = _engine(asked, loading)  # before anything is written: an old trace is replaced by one that can be made
+    from .engines import run
+
     target = _target(asked, engine)
     try:
         with recording("stages", asked.selection.count * asked.steps) as advance:

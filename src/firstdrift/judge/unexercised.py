@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 from ..core.sites import Site
 from ..core.strict_json import Json
+from ..core.traces import Trace
 from ..errors import FormatError
 from ..pair.arrangements import NEAR
-from ..program.calls import Call, Program, Step
-from ..program.written.read_program import read_program
+from ..store.layout import PROGRAM
 from .case import Case, Chains, Findings
 from .measure.measuring import Measured
 from .measure.result import CLEAN, Finding, Verdict, Why
 from .replay.programs import is_torch_here
 
 if TYPE_CHECKING:
+    from ..program.calls import Call, Program, Step
     from .replay.replays import Own
 
 BY = "unexercised"
@@ -72,6 +73,11 @@ def _asked(case: Case, chains: Chains) -> Iterator[Site]:
 
 def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
     """Both sides' programs, where their calls differ: as recorded, else of the operations that both name."""
+    is_own = case.own is not None or _is_written(case.candidate)
+    if not (is_own or _is_written(case.reference)) and all(_is_named_alike(case, site) for site in sites):
+        return None
+    from ..program.written.read_program import read_program
+
     reference = read_program(case.reference)
     candidate = case.own.program if case.own is not None else read_program(case.candidate)
     if reference is not None and candidate is not None:
@@ -85,6 +91,11 @@ def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
 
     reference, candidate = reference or library_program(case.reference), candidate or library_program(case.candidate)
     return None if reference is None or candidate is None else (reference, case.own or Own(candidate, case.candidate))
+
+
+def _is_written(trace: Trace) -> bool:
+    """Whether a trace has a program; what reads it need not be loaded where there is none."""
+    return trace.format == "trace" and (trace.path / PROGRAM).is_file()
 
 
 def _is_named_alike(case: Case, site: Site) -> bool:

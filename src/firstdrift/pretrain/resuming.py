@@ -15,8 +15,8 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.json_file import read_json_object
 from ..weights.loading.load import load_weights
 from ..weights.open_checkpoint import open_checkpoint
+from .optimizing import STATE as REMEMBERED
 from .origins import check_fields
-from .run_settings import STATE as REMEMBERED
 from .saving import (
     CHECKPOINTS,
     CUDA_RNG,

@@ -1,5 +1,5 @@
-"""Everything that decides what a training run computes, validated once: its numbers, the learning rate over the
-steps, and what decays.
+"""Everything that decides what a training run computes, validated once: its numbers, and the learning rate over the
+steps.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-
-import torch
-from torch import nn
 
 from ..core.strict_json import Json
 from ..errors import FormatError, SelectionError
@@ -141,33 +138,3 @@ def learning_rate(settings: Settings, step: int) -> float:
     down = max(1, settings.num_steps - 1 - settings.warmup)
     share = min(1.0, (step - settings.warmup) / down)
     return settings.lr_min + (settings.lr - settings.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
-
-
-BETAS, EPS = (0.9, 0.999), 1e-8
-STATE = ("step", "exp_avg", "exp_avg_sq")  # what it remembers of a parameter
-
-
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """A fresh optimizer: it remembers nothing, whatever the weights come from."""
-    parameters = list(model.parameters())
-    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    spared = [
-        parameter for parameter in parameters if parameter.ndim < 2
-    ]  # norms and biases are the vectors of a decoder
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=learning_rate(settings, 0), betas=BETAS, eps=EPS
-    )
-
-
-def state_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
-    """What an optimizer remembers, as `PARAMETER.exp_avg` and so on; empty before its first step."""
-    return {
-        f"{name}.{key}": optimizer.state[parameter][key]
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
-        for key in STATE
-    }

@@ -23,8 +23,8 @@ from ..errors import storage
 from ..kernels.checksums import crc32
 from ..weights.checkpoint import Array
 from ..weights.writing import write_checkpoint
+from .optimizing import state_of
 from .origins import Stamp, check_fields, metadata_of
-from .run_settings import state_of
 from .trainer import Trainer
 
 PARTIAL, OLD = ".partial", ".old"

@@ -17,8 +17,9 @@ from ..decoder.model import Decoder, initialise
 from ..errors import SelectionError, WeightsError
 from ..weights.loading.arriving import held_crc32
 from .data.windows import Windows, batch_at
+from .optimizing import make_optimizer
 from .run_failures import CUDA, TrainingError
-from .run_settings import Settings, learning_rate, make_optimizer
+from .run_settings import Settings, learning_rate
 
 Rows = NDArray[np.int64]  # windows of tokens
 

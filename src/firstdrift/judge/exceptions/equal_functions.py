@@ -375,9 +375,7 @@ def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
     given = _random_inputs(part, *sides, 0)[0]
     changed = replace(reference, inputs=(*reference.inputs, site))
     try:
-        value = wide(_run(replace(reference, outputs=(site,)), 0, given, reference.weights))
-        size = float(np.sqrt(np.mean(np.square(value)))) or 1.0
-        moved = value + size * np.random.default_rng(0).standard_normal(value.shape)
+        moved = _other(reference, site, _run(replace(reference, outputs=(site,)), 0, given, reference.weights))
         for at in range(len(reference.outputs)):
             expected, found = (
                 _run(reference, at, given, reference.weights),
@@ -389,6 +387,18 @@ def _shows(site: Site, part: Part, case: Case, replays: Replays) -> bool:
     except NotReplayableError:
         return False
     return False
+
+
+def _other(side: _Side, site: Site, array: Array) -> Array:
+    """Other numbers in the place of a tensor's, as large as they are."""
+    rng = np.random.default_rng(0)
+    if array.dtype.kind in "iu":
+        return _random(side, site, array, rng)
+    if array.dtype.kind == "b":
+        return np.logical_not(array)
+    exact = wide(array)
+    moved: Array = exact + (float(np.sqrt(np.mean(np.square(exact)))) or 1.0) * rng.standard_normal(array.shape)
+    return moved
 
 
 def _as_expected(expected: Array, seed: int) -> Array:

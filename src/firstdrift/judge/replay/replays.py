@@ -246,10 +246,11 @@ class Replays:
 
     def own_expected(self, site: Site) -> Array | None:
         """What the candidate's own calls make of its own tensors, in float64; None where it recorded no program."""
-        return self.run_own(site, lambda other: None)
+        return self.run_own(site)
 
-    def run_own(self, site: Site, tensors: Tensors) -> Array | None:
-        """What the candidate's own calls make of tensors that are given by its own sites; of its own, where not."""
+    def run_own(self, site: Site, tensors: Tensors | None = None) -> Array | None:
+        """What the candidate's own calls make of its own tensors, or of others that are given by its own sites. Numbers
+        that were read out of its own are the same again, and are not looked at."""
         own = self.own_cut(site)
         if own is None or self.own is None:
             return None
