@@ -84,3 +84,22 @@ def test_another_slope_that_no_negative_number_showed_is_left_open(tmp_path):
 
     sides = {name: Network(function=leaky(slope)) for name, slope in (("ref", 0.01), ("cand", 0.2))}
     assert traced(tmp_path, **sides).exit_code == 2
+
+
+class Unpacked(nn.Module):
+    """Two numbers of four bits in a byte; `shifts` are as operators or as functions."""
+
+    def __init__(self, as_operators):
+        super().__init__()
+        self.register_buffer("packed", torch.arange(32, dtype=torch.uint8).reshape(4, 8))
+        self.as_operators = as_operators
+
+    def forward(self, x):
+        low = self.packed & 15 if self.as_operators else torch.bitwise_and(self.packed, 15)
+        high = self.packed >> 4 if self.as_operators else torch.bitwise_right_shift(self.packed, 4)
+        return x @ torch.cat([low, high]).float()
+
+
+def test_operators_of_python_are_operations_as_well():
+    result = fd.check(reference=Unpacked(True), candidate=Unpacked(False), inputs=(torch.randn(3, 8),))
+    assert result.exit_code == 0, result.sentence

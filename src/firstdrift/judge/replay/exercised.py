@@ -58,7 +58,7 @@ class Exercised:
 
     def apart(self, site: Site) -> dict[str, Any] | None:
         """The operations of both sides, where these would give different numbers of other inputs."""
-        reference, candidate = self._reference(site), self._candidate(site)
+        reference, candidate = self._sides(site)
         if reference is None or candidate is None or reference.written == candidate.written:
             return None
         if (reference.written, candidate.written) in self._known or _goes_smoothly_on(
@@ -77,11 +77,18 @@ class Exercised:
 
     def is_same(self, site: Site) -> bool:
         """Whether both sides' calls make the same of random numbers, from what both recorded before it."""
-        reference, candidate = self._reference(site), self._candidate(site)
+        reference, candidate = self._sides(site)
         if reference is None or candidate is None:
             return False
         found = [self._times(site, reference, candidate, 1.0, seed + 1) for seed in range(TRIALS)]
         return all(value is not None and value <= DRIFT for value in found)
+
+    def _sides(self, site: Site) -> tuple[_Side | None, _Side | None]:
+        """Both sides of a site, as far as their calls can be made again."""
+        try:
+            return self._reference(site), self._candidate(site)
+        except NotReplayableError:
+            return None, None
 
     def _reference(self, site: Site) -> _Side | None:
         replays = self.replays

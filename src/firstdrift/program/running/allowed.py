@@ -13,6 +13,9 @@ from .not_replayable import NotReplayableError
 
 # Operations of ATen that reach outside the tensors they are given.
 _FORBIDDEN = frozenset({"from_file", "set_", "set", "set_data", "resize_storage_bytes_", "_resize_output_"})
+_OPERATORS = frozenset(
+    {"__and__", "__or__", "__xor__", "__lshift__", "__rshift__"}
+)  # names that are Python's elsewhere
 _SPACES = {"aten": torch.ops.aten, "prims": torch.ops.prims}
 
 
@@ -21,7 +24,7 @@ def operation(name: str) -> tuple[Callable[..., Any], Facts]:
     """An operation by its name, if it is one of ATen's that compute: a program never names code to import."""
     space, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
-    if space not in _SPACES or base in _FORBIDDEN or base.startswith("__"):
+    if space not in _SPACES or base in _FORBIDDEN or (base.startswith("__") and base not in _OPERATORS):
         raise NotReplayableError(f"{name} is not on the list of operations that are run from a file")
     func = getattr(getattr(_SPACES[space], base, None), overload or "default", None)
     # TorchScript has operators of its own there, which seed generators or write files; the dispatcher has none of them.
