@@ -14,13 +14,10 @@ from torch.nn import functional
 
 from ..interpreter import NotReplayableError
 from .norm_formulas import rms
-from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, capped, entry, needed, wide
-
-ENTRIES: list[Operation] = []
+from .op_table import BY_SHAPE, REQUIRED, Tensors, Weights, capped, entry, wide
 
 
 @entry(
-    ENTRIES,
     "ScaledDotProductAttention",
     "SDPA",
     inputs=-1,
@@ -51,7 +48,6 @@ def _attended(x: Tensors, s: Any, *, is_grouped: bool) -> Tensor:
 
 
 @entry(
-    ENTRIES,
     "Heads",
     heads=("whole", REQUIRED),
     head_dim=("whole", REQUIRED),
@@ -66,11 +62,10 @@ def _heads(x: Tensors, w: Weights, s: Any) -> Tensor:
         return split.clone()
     if s.eps is None:
         raise NotReplayableError("eps was not recorded")
-    return rms(split, needed(w), s.eps, s.offset)
+    return rms(split, w["weight"], s.eps, s.offset)
 
 
 @entry(
-    ENTRIES,
     "RoPE",
     "RotaryEmbedding",
     theta=("number", REQUIRED, "base", "rope_theta"),
@@ -116,7 +111,7 @@ def _frequencies(s: Any, size: int, dtype: torch.dtype, device: torch.device) ->
     return found
 
 
-@entry(ENTRIES, "AttentionScores", inputs=-1, scale=("number", REQUIRED))
+@entry("AttentionScores", inputs=-1, scale=("number", REQUIRED))
 def _scores(x: Tensors, w: Weights, s: Any) -> Tensor:
     """A query and the keys so far, step after step: `[batch, heads, tokens, positions]`, scaled."""
     q, k = x[0].transpose(1, 2), torch.cat(list(x[1:]), 1).transpose(1, 2)
@@ -124,7 +119,7 @@ def _scores(x: Tensors, w: Weights, s: Any) -> Tensor:
     return q @ k.transpose(2, 3) * s.scale
 
 
-@entry(ENTRIES, "CausalSoftmax", softcap=("number", BY_SHAPE), window=("whole", BY_SHAPE))
+@entry("CausalSoftmax", softcap=("number", BY_SHAPE), window=("whole", BY_SHAPE))
 def _causal_softmax(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Of scores `[batch, heads, tokens, positions]`, of which the last positions are the tokens' own."""
     scores = capped(x[0], s.softcap)
@@ -139,7 +134,7 @@ def _visible(scores: Tensor, window: int | None) -> Tensor:
     return key <= query if window is None else (key <= query) & (key > query - window)
 
 
-@entry(ENTRIES, "AttentionMix", inputs=-1, kv_heads=("whole", REQUIRED), head_dim=("whole", REQUIRED))
+@entry("AttentionMix", inputs=-1, kv_heads=("whole", REQUIRED), head_dim=("whole", REQUIRED))
 def _mix(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Attention's weights times the values, which are the last stretch of queries, keys and values in a row."""
     values = torch.cat([tensor[..., -s.kv_heads * s.head_dim :] for tensor in x[1:]], 1)
@@ -149,25 +144,25 @@ def _mix(x: Tensors, w: Weights, s: Any) -> Tensor:
 
 
 @entry(
-    ENTRIES, "Router", ports=["weight"], per_token=("whole", REQUIRED, "num_experts_per_tok"),
+    "Router", per_token=("whole", REQUIRED, "num_experts_per_tok"),
     normalised=("flag", REQUIRED), indices=("flag", False),
 )  # fmt: skip
 def _router(x: Tensors, w: Weights, s: Any) -> Tensor:
     """The weights of each token's experts, the strongest first; or their numbers."""
-    scores = functional.linear(x[0], needed(w)).softmax(-1, dtype=wide(x[0].dtype))
+    scores = functional.linear(x[0], w["weight"]).softmax(-1, dtype=wide(x[0].dtype))
     chosen, numbers = scores.topk(s.per_token, -1)
     if s.indices:
         return numbers
     return (chosen / chosen.sum(-1, keepdim=True) if s.normalised else chosen).to(x[0].dtype)
 
 
-@entry(ENTRIES, "Experts", inputs=3, activation=("word", REQUIRED), ports=["weight"])
+@entry("Experts", inputs=3, activation=("word", REQUIRED))
 def _experts(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Weights and numbers of each token's experts, and the tokens; the experts' gate, up and down in a row."""
     share, numbers, tokens = x
     apply = _by_config(s.activation)
     total = torch.zeros_like(tokens)
-    for number, (gate, up, down) in enumerate(zip(*[iter(w["weight"])] * 3, strict=True)):
+    for number, (gate, up, down) in enumerate(zip(*[iter(w.all["weight"])] * 3, strict=True)):
         made = functional.linear(apply(functional.linear(tokens, gate)) * functional.linear(tokens, up), down)
         total = total + made * (share * (numbers == number)).sum(-1, keepdim=True)
     return total

@@ -5,19 +5,12 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from . import (  # fmt: skip
-    attention_formulas,
-    function_formulas,
-    move_formulas,
-    norm_formulas,
-    product_formulas,
-    step_formulas,
-)
+from . import attention_formulas, function_formulas, move_formulas, norm_formulas, product_formulas, step_formulas
+from .op_table import OPERATIONS as OPERATIONS
 from .op_table import Operation
 
-OPERATIONS: tuple[Operation, ...] = (
-    *product_formulas.ENTRIES, *norm_formulas.ENTRIES, *function_formulas.ENTRIES, *move_formulas.ENTRIES,
-    *attention_formulas.ENTRIES, *step_formulas.ENTRIES,
+FORMULAS = (  # imported for what they enter into the table
+    product_formulas, norm_formulas, function_formulas, move_formulas, attention_formulas, step_formulas,
 )  # fmt: skip
 _IGNORED = frozenset({"torch", "nn", "functional", "aten", "default", "tensor", "jax", "lax", "flax", "linen", "onnx"})
 _LEAST = 4  # letters of a name that may end a longer one, such as LlamaRMSNorm

@@ -12,24 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interpreter import NotReplayableError
-from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, each, entry
-
-ENTRIES: list[Operation] = []
+from .op_table import BY_SHAPE, REQUIRED, Tensors, Weights, both_ends, each, entry
 
 
 @entry(
-    ENTRIES,
-    "Reshape",
-    "Flatten",
-    "View",
-    "Squeeze",
-    "Unsqueeze",
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
+    "Reshape", "Flatten", "View", "Squeeze", "Unsqueeze", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d",
     training=("flag", False),
-)
+)  # fmt: skip
 def _same_numbers(x: Tensors, w: Weights, s: Any) -> Tensor:
     """The same numbers in the recorded shape; a dropout that drops nothing is one of these."""
     if s.training and tuple(x[0].shape) == s.shape:
@@ -37,22 +26,22 @@ def _same_numbers(x: Tensors, w: Weights, s: Any) -> Tensor:
     return x[0].reshape(s.shape).clone()
 
 
-@entry(ENTRIES, "Transpose", "Permute", perm=("sizes", REQUIRED, "dims", "axes"))
+@entry("Transpose", "Permute", perm=("sizes", REQUIRED, "dims", "axes"))
 def _transpose(x: Tensors, w: Weights, s: Any) -> Tensor:
     return x[0].permute(s.perm).clone()
 
 
-@entry(ENTRIES, "Select", dim=("whole", REQUIRED, "axis"), index=("whole", REQUIRED))
+@entry("Select", dim=("whole", REQUIRED, "axis"), index=("whole", REQUIRED))
 def _select(x: Tensors, w: Weights, s: Any) -> Tensor:
     return x[0].select(s.dim, s.index).clone()
 
 
-@entry(ENTRIES, "Slice", "Narrow", dim=("whole", REQUIRED, "axis"), start=("whole", REQUIRED), end=("whole", REQUIRED))
+@entry("Slice", "Narrow", dim=("whole", REQUIRED, "axis"), start=("whole", REQUIRED), end=("whole", REQUIRED))
 def _slice(x: Tensors, w: Weights, s: Any) -> Tensor:
     return torch.ops.aten.slice.Tensor(x[0], s.dim, s.start, s.end).clone()
 
 
-@entry(ENTRIES, "Mean", "ReduceMean", dim=("sizes", REQUIRED, "axes", "axis"))
+@entry("Mean", "ReduceMean", dim=("sizes", REQUIRED, "axes", "axis"))
 def _mean(x: Tensors, w: Weights, s: Any) -> Tensor:
     return x[0].mean(s.dim)
 
@@ -63,30 +52,20 @@ _POOL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@entry(ENTRIES, "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPool", like=_POOL, dilation=("sizes", (1,), "dilations"))
+@entry("MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxPool", **_POOL, dilation=("sizes", (1,), "dilations"))
 def _max_pool(x: Tensors, w: Weights, s: Any) -> Tensor:
     """The largest of each window; a window that was not recorded is what the shapes leave, side by side."""
-    pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
     kernel, stride, padding = _pooled(x[0], s)
-    return pool[len(kernel) - 1](x[0], kernel, stride, padding, each(s.dilation, len(kernel)), s.ceil_mode)
+    pool = getattr(functional, f"max_pool{len(kernel)}d")
+    return pool(x[0], kernel, stride, padding, each(s.dilation, len(kernel)), s.ceil_mode)
 
 
-@entry(
-    ENTRIES,
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "AvgPool",
-    "AveragePool",
-    like=_POOL,
-    count_include_pad=("flag", BY_SHAPE),
-)
+@entry("AvgPool1d", "AvgPool2d", "AvgPool3d", "AvgPool", "AveragePool", **_POOL, count_include_pad=("flag", BY_SHAPE))
 def _average_pool(x: Tensors, w: Weights, s: Any) -> Tensor:
     """The mean of each window; torch counts the padding unless told otherwise."""
-    pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
     kernel, stride, padding = _pooled(x[0], s)
     counted = True if s.count_include_pad is None else s.count_include_pad
-    return pool[len(kernel) - 1](x[0], kernel, stride, padding, s.ceil_mode, counted)
+    return getattr(functional, f"avg_pool{len(kernel)}d")(x[0], kernel, stride, padding, s.ceil_mode, counted)
 
 
 def _pooled(x: Tensor, s: Any) -> tuple[list[int], list[int], list[int]]:
@@ -99,25 +78,18 @@ def _pooled(x: Tensor, s: Any) -> tuple[list[int], list[int], list[int]]:
         kernel = [n // max(1, m) for n, m in zip(x.shape[2:], s.shape[2:], strict=True)]
     else:
         kernel = each(s.kernel_size, axes)
-    padding = each(s.padding, axes)
-    if len(padding) == 2 * axes:
-        if padding[:axes] != padding[axes:]:
-            raise NotReplayableError(f"padding is {padding}, another one behind than before")
-        padding = padding[:axes]
-    return kernel, kernel if s.stride is None else each(s.stride, axes), padding
+    stride = kernel if s.stride is None else each(s.stride, axes)
+    return kernel, stride, both_ends(each(s.padding, axes), axes)
 
 
-@entry(ENTRIES, "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "GlobalAveragePool", "GlobalAvgPool")
-def _adaptive_average(x: Tensors, w: Weights, s: Any) -> Tensor:
-    pool = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
-    return pool[x[0].dim() - 3](x[0], _bins(x[0], s))  # type: ignore[arg-type]
+def _adaptive(kind: str, *names: str) -> None:
+    @entry(*names)
+    def pool(x: Tensors, w: Weights, s: Any) -> Tensor:
+        """As many windows as the recorded shape has; one where it has lost its axes."""
+        axes = x[0].dim() - 2
+        bins = s.shape[2:] if len(s.shape) == x[0].dim() else [1] * axes
+        return getattr(functional, f"adaptive_{kind}_pool{axes}d")(x[0], list(bins))
 
 
-@entry(ENTRIES, "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "GlobalMaxPool")
-def _adaptive_max(x: Tensors, w: Weights, s: Any) -> Tensor:
-    pool = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d)
-    return pool[x[0].dim() - 3](x[0], _bins(x[0], s))
-
-
-def _bins(x: Tensor, s: Any) -> list[int]:
-    return list(s.shape[2:]) if len(s.shape) == x.dim() else [1] * (x.dim() - 2)
+_adaptive("avg", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "GlobalAveragePool", "GlobalAvgPool")
+_adaptive("max", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "GlobalMaxPool")

@@ -8,36 +8,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, entry, needed, one, wide
+from .op_table import BY_SHAPE, REQUIRED, Tensors, Weights, entry, wide
 
-ENTRIES: list[Operation] = []
+_EPS = ("number", 1e-5, "epsilon", "variance_epsilon")
 
 
-@entry(
-    ENTRIES,
-    "LayerNorm",
-    "LayerNormalization",
-    eps=("number", 1e-5, "epsilon", "variance_epsilon"),
-    axes=("whole", BY_SHAPE),
-)
+@entry("LayerNorm", "LayerNormalization", eps=_EPS, axes=("whole", BY_SHAPE))
 def _layer_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Over the axes that the weight has, else over the last."""
-    weight = one(w, "weight")
+    weight = w.get("weight")
     count = s.axes or (1 if weight is None else weight.dim())
-    return functional.layer_norm(x[0], x[0].shape[-count:], weight, one(w, "bias"), s.eps)
+    return functional.layer_norm(x[0], x[0].shape[-count:], weight, w.get("bias"), s.eps)
 
 
 @entry(
-    ENTRIES,
     "RMSNorm",
     "RMSNormalization",
     "SimplifiedLayerNormalization",
-    eps=("number", REQUIRED, "epsilon", "variance_epsilon"),
+    eps=("number", REQUIRED, *_EPS[2:]),
     offset=("number", 0.0),
 )
 def _rms_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """`x / rms(x) * (offset + weight)`; where an offset is added, rounding comes last."""
-    return rms(x[0], one(w, "weight"), s.eps, s.offset)
+    return rms(x[0], w.get("weight"), s.eps, s.offset)
 
 
 def rms(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
@@ -52,46 +45,33 @@ def rms(x: Tensor, weight: Tensor | None, eps: float, offset: float) -> Tensor:
     return weight * normed.to(x.dtype)
 
 
-@entry(ENTRIES, "AddNorm", inputs=2, ports=["weight"], eps=("number", REQUIRED), offset=("number", 0.0))
+@entry("AddNorm", inputs=2, eps=("number", REQUIRED), offset=("number", 0.0))
 def _add_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """A residual stream to which the RMS norm of the first tensor is added, as in Gemma 2."""
-    return x[1] + rms(x[0], one(w, "weight"), s.eps, s.offset)
+    return x[1] + rms(x[0], w["weight"], s.eps, s.offset)
 
 
 @entry(
-    ENTRIES,
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "BatchNorm",
-    "BatchNormalization",
-    eps=("number", 1e-5, "epsilon"),
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BatchNorm", "BatchNormalization", eps=_EPS,
     training=("flag", False, "training_mode"),
-)
+)  # fmt: skip
 def _batch_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """By channel, with the running statistics; in training, or where there are none, with the batch's."""
-    weight, bias = one(w, "weight"), one(w, "bias")
+    weight, bias = w.get("weight"), w.get("bias")
     if s.training or "running_mean" not in w:
         return functional.batch_norm(x[0], None, None, weight, bias, True, 0.0, s.eps)
     shape = [1, -1, *[1] * (x[0].dim() - 2)]
-    made = (x[0] - needed(w, "running_mean").view(shape)) * torch.rsqrt(needed(w, "running_var") + s.eps).view(shape)
+    made = (x[0] - w["running_mean"].view(shape)) * torch.rsqrt(w["running_var"] + s.eps).view(shape)
     made = made if weight is None else made * weight.view(shape)
     return made if bias is None else made + bias.view(shape)
 
 
-@entry(ENTRIES, "GroupNorm", "GroupNormalization", num_groups=("whole", REQUIRED), eps=("number", 1e-5, "epsilon"))
+@entry("GroupNorm", "GroupNormalization", num_groups=("whole", REQUIRED), eps=_EPS)
 def _group_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
-    return functional.group_norm(x[0], s.num_groups, one(w, "weight"), one(w, "bias"), s.eps)
+    return functional.group_norm(x[0], s.num_groups, w.get("weight"), w.get("bias"), s.eps)
 
 
-@entry(
-    ENTRIES,
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "InstanceNormalization",
-    eps=("number", 1e-5, "epsilon"),
-)
+@entry("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "InstanceNormalization", eps=_EPS)
 def _instance_norm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """By channel of each sample: a group norm with a group a channel."""
-    return functional.group_norm(x[0], x[0].shape[1], one(w, "weight"), one(w, "bias"), s.eps)
+    return functional.group_norm(x[0], x[0].shape[1], w.get("weight"), w.get("bias"), s.eps)

@@ -15,13 +15,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.records import NOTHING
 from ...core.strict_json import Json
 from ..building.call_templates import DTYPES
 from ..interpreter import NotReplayableError
 
 Tensors = Sequence[Tensor]
-Weights = Mapping[str, list[Tensor]]  # by port; several where several modules' weights are read
+
+
+class Weights:
+    """Weights by port: `all` of them, several where several modules' are read. One that is asked for is all of its
+    port behind each other."""
+
+    def __init__(self, ports: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        self.all: dict[str, list[Tensor]] = {}
+        for port, tensor in zip(ports, tensors, strict=True):
+            self.all.setdefault(PORTS.get(port, port), []).append(tensor)
+
+    def __contains__(self, port: str) -> bool:
+        return port in self.all
+
+    def __getitem__(self, port: str) -> Tensor:
+        found = self.get(port)
+        if found is None:
+            raise NotReplayableError(f"no {port} of it was recorded")
+        return found
+
+    def get(self, port: str) -> Tensor | None:
+        """A weight; None where there is none."""
+        found = self.all.get(port)
+        return None if not found else found[0] if len(found) == 1 else torch.cat(found)
+
+
 Formula = Callable[[Tensors, Weights, Any], Tensor]
 
 
@@ -73,7 +97,6 @@ class Operation:
     settings: tuple[Setting, ...]
     inputs: int
     formula: Formula
-    ports: tuple[str, ...] = ()  # of the weights that it cannot do without
     outputs: int = 1
 
     def settled(self, attrs: Mapping[str, Json]) -> tuple[dict[str, Any], list[str]]:
@@ -86,26 +109,15 @@ class Operation:
         return found, missing
 
     def function(
-        self,
-        settings: Mapping[str, Any],
-        inputs: int,
-        ports: Sequence[str],
-        shape: tuple[int, ...],
-        dtype: str,
+        self, settings: Mapping[str, Any], inputs: int, ports: Sequence[str], shape: tuple[int, ...], dtype: str,
         at: int | str,
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
+    ) -> Callable[[Tensors], Tensor]:  # fmt: skip
         """The formula of inputs and weights in a row, brought to the shape and dtype that were recorded."""
 
-        def compute(given: Sequence[Tensor]) -> Tensor:
+        def compute(given: Tensors) -> Tensor:
             given = _alike(given)
-            weights: dict[str, list[Tensor]] = {}
-            for port, one in zip(ports, given[inputs:], strict=True):
-                weights.setdefault(PORTS.get(port, port), []).append(one)
-            for port in self.ports:
-                if port not in weights:
-                    raise NotReplayableError(f"no {port} of it was recorded")
             said = SimpleNamespace(**settings, shape=shape, at=at, kernel="kernel" in ports)
-            made = self.formula(given[:inputs], weights, said)
+            made = self.formula(given[:inputs], Weights(ports, given[inputs:]), said)
             if prod(made.shape) != prod(shape):
                 raise NotReplayableError(f"it would give {list(made.shape)}, and {list(shape)} was recorded")
             made = made if tuple(made.shape) == shape else made.reshape(shape)
@@ -122,25 +134,25 @@ PORTS = {
 }  # fmt: skip
 
 
-def entry(
-    table: list[Operation],
-    *names: str,
-    inputs: int = 1,
-    ports: Sequence[str] = (),
-    outputs: int = 1,
-    like: Mapping[str, tuple[Any, ...]] = NOTHING,
-    **settings: tuple[Any, ...],
-) -> Callable[[Formula], Formula]:
-    """Enter a formula; a setting is given as its kind, default and further names, `like` are some that are shared."""
+OPERATIONS: list[Operation] = []
+
+
+def entry(*names: str, inputs: int = 1, outputs: int = 1, **settings: tuple[Any, ...]) -> Callable[[Formula], Formula]:
+    """Enter a formula into the table; a setting is given as its kind, default and further names."""
 
     def add(formula: Formula) -> Formula:
-        told = tuple(
-            Setting((name, *more), kind, default) for name, (kind, default, *more) in {**like, **settings}.items()
-        )
-        table.append(Operation(names, told, inputs, formula, tuple(ports), outputs))
+        read = tuple(Setting((name, *more), kind, default) for name, (kind, default, *more) in settings.items())
+        OPERATIONS.append(Operation(names, read, inputs, formula, outputs))
         return formula
 
     return add
+
+
+def enter(function: Callable[..., Tensor], *names: str, inputs: int = 1, **settings: tuple[Any, ...]) -> None:
+    """Enter a function of torch that takes tensors, and settings by the names that they have here."""
+    entry(*names, inputs=inputs, **settings)(
+        lambda x, w, s: function(*x[:inputs], **{name: getattr(s, name) for name in settings})
+    )
 
 
 def _number(said: Json) -> float | None:
@@ -177,7 +189,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _alike(given: Sequence[Tensor]) -> list[Tensor]:
+def _alike(given: Tensors) -> list[Tensor]:
     """Floats of several dtypes in the widest of them, as an engine has to bring them together, too."""
     kinds = {tensor.dtype for tensor in given if tensor.is_floating_point()}
     if len(kinds) < 2:
@@ -191,21 +203,17 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if torch.finfo(dtype).bits >= 32 else torch.float32
 
 
-def one(weights: Weights, port: str) -> Tensor | None:
-    """A weight, or several that were recorded apart and are used as one."""
-    found = weights.get(port)
-    return None if not found else found[0] if len(found) == 1 else torch.cat(found)
-
-
-def needed(weights: Weights, port: str = "weight") -> Tensor:
-    found = one(weights, port)
-    if found is None:
-        raise NotReplayableError(f"no {port} of it was recorded")
-    return found
-
-
 def each(sizes: tuple[int, ...], axes: int) -> list[int]:
     return list(sizes) * axes if len(sizes) == 1 else list(sizes)
+
+
+def both_ends(padding: list[int], axes: int) -> list[int]:
+    """Padding of which ONNX gives both ends, where these are equal."""
+    if len(padding) == 2 * axes:
+        if padding[:axes] != padding[axes:]:
+            raise NotReplayableError(f"padding is {padding}, another one behind than before")
+        padding = padding[:axes]
+    return padding
 
 
 def plus(x: Tensor, bias: Tensor | None) -> Tensor:

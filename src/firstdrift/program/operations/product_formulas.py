@@ -13,25 +13,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interpreter import NotReplayableError
-from .op_table import BY_SHAPE, REQUIRED, Operation, Tensors, Weights, capped, each, entry, needed, one, plus
+from .op_table import BY_SHAPE, REQUIRED, Tensors, Weights, both_ends, capped, each, entry, plus
 
-ENTRIES: list[Operation] = []
 MOST_STRIDE = 1024  # that is looked for where none was recorded
 
 
-@entry(
-    ENTRIES, "Linear", "Dense", "InnerProduct", "FullyConnected", "FC", ports=["weight"], softcap=("number", BY_SHAPE)
-)
+@entry("Linear", "Dense", "InnerProduct", "FullyConnected", "FC", softcap=("number", BY_SHAPE))
 def _linear(x: Tensors, w: Weights, s: Any) -> Tensor:
     """`x @ weight.T + bias`; several weights are one, their outputs behind each other."""
-    weight = needed(w)
+    weight = w["weight"]
     if s.kernel:  # flax and keras store it the other way round
-        return capped(plus(x[0] @ weight, one(w, "bias")), s.softcap)
-    return capped(functional.linear(x[0], weight, one(w, "bias")), s.softcap)
+        return capped(plus(x[0] @ weight, w.get("bias")), s.softcap)
+    return capped(functional.linear(x[0], weight, w.get("bias")), s.softcap)
 
 
 @entry(
-    ENTRIES,
     "Gemm",
     inputs=0,
     alpha=("number", 1.0),
@@ -41,41 +37,41 @@ def _linear(x: Tensors, w: Weights, s: Any) -> Tensor:
 )
 def _gemm(x: Tensors, w: Weights, s: Any) -> Tensor:
     """ONNX's: `alpha A B + beta C`, of tensors or weights."""
-    matrices = [*x, *w.get("weight", []), *w.get("bias", [])]
+    matrices = [*x, *w.all.get("weight", []), *w.all.get("bias", [])]
     turned = zip(matrices, (s.transA, s.transB), strict=False)
     a, b = (matrix.transpose(-1, -2) if is_turned else matrix for matrix, is_turned in turned)
     made = s.alpha * (a @ b)
     return made if len(matrices) < 3 else made + s.beta * matrices[2]
 
 
-@entry(ENTRIES, "MatMul", "bmm", "mm", inputs=0)
+@entry("MatMul", "bmm", "mm", inputs=0)
 def _matmul(x: Tensors, w: Weights, s: Any) -> Tensor:
     """The product of two tensors, or of one with a weight stored as (in, out)."""
-    a, b = [*x, *w.get("weight", [])]
-    return plus(a @ b, one(w, "bias"))
+    a, b = [*x, *w.all.get("weight", [])]
+    return plus(a @ b, w.get("bias"))
 
 
-@entry(ENTRIES, "BiasAdd", ports=["bias"])
+@entry("BiasAdd")
 def _bias_add(x: Tensors, w: Weights, s: Any) -> Tensor:
-    return x[0] + needed(w, "bias")
+    return x[0] + w["bias"]
 
 
-@entry(ENTRIES, "Embedding", "Gather", ports=["weight"], scale=("number", 1.0))
+@entry("Embedding", "Gather", scale=("number", 1.0))
 def _embedding(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Rows of a table, times a scale."""
     if x[0].is_complex():
         raise NotReplayableError("a complex number is no row of a table")
-    rows = functional.embedding(x[0].long(), needed(w))
+    rows = functional.embedding(x[0].long(), w["weight"])
     return rows if s.scale == 1.0 else rows * s.scale
 
 
-@entry(ENTRIES, "Conv1d", "Conv2d", "Conv3d", "Conv", ports=["weight"], stride=("sizes", BY_SHAPE, "strides"),
+@entry("Conv1d", "Conv2d", "Conv3d", "Conv", stride=("sizes", BY_SHAPE, "strides"),
     padding=("padding", BY_SHAPE, "pads"), dilation=("sizes", (1,), "dilations"), groups=("whole", 1, "group"),
     padding_mode=("word", "zeros"), auto_pad=("word", "NOTSET"),
 )  # fmt: skip
 def _conv(x: Tensors, w: Weights, s: Any) -> Tensor:
     """A convolution; padding that was not recorded is what the shapes leave."""
-    weight, bias = needed(w), one(w, "bias")
+    weight, bias = w["weight"], w.get("bias")
     if weight.dim() == 2:  # GPT-2's Conv1D is a linear layer with its weight the other way round
         return plus(x[0] @ weight, bias)
     axes = weight.dim() - 2
@@ -88,19 +84,16 @@ def _conv(x: Tensors, w: Weights, s: Any) -> Tensor:
     return torch.convolution(padded, weight, bias, stride, inside, dilation, False, [0] * axes, s.groups)
 
 
-@entry(ENTRIES, "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "ConvTranspose", ports=["weight"],
+@entry("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "ConvTranspose",
     stride=("sizes", (1,), "strides"), padding=("sizes", (0,), "pads"), dilation=("sizes", (1,), "dilations"),
     output_padding=("sizes", (0,)), groups=("whole", 1, "group"),
 )  # fmt: skip
 def _conv_transposed(x: Tensors, w: Weights, s: Any) -> Tensor:
-    weight = needed(w)
+    weight = w["weight"]
     axes = weight.dim() - 2
     stride, padding, dilation, more = (each(one, axes) for one in (s.stride, s.padding, s.dilation, s.output_padding))
-    if len(padding) == 2 * axes:  # ONNX gives both ends
-        if padding[:axes] != padding[axes:]:
-            raise NotReplayableError(f"padding is {padding}, another one behind than before")
-        padding = padding[:axes]
-    return torch.convolution(x[0], weight, one(w, "bias"), stride, padding, dilation, True, more, s.groups)
+    padding = both_ends(padding, axes)
+    return torch.convolution(x[0], weight, w.get("bias"), stride, padding, dilation, True, more, s.groups)
 
 
 def _padded(x: Tensor, before: Sequence[int], behind: Sequence[int], mode: str) -> Tensor:
@@ -144,7 +137,7 @@ def _solved(size: int, found: int, reach: int, stride: int | None) -> tuple[int,
 
 def _recurrent(kind: str) -> None:
     @entry(
-        ENTRIES, kind, inputs=0, outputs=3, hidden_size=("whole", REQUIRED), num_layers=("whole", 1),
+        kind, inputs=0, outputs=3, hidden_size=("whole", REQUIRED), num_layers=("whole", 1),
         bidirectional=("flag", False), batch_first=("flag", False), nonlinearity=("word", "tanh"),
         proj_size=("whole", 0),
     )  # fmt: skip
@@ -158,7 +151,7 @@ def _recurrent(kind: str) -> None:
         ends = [f"_l{layer}{way}" for layer in range(s.num_layers) for way in ("", "_reverse")[:ways]]
         biased = "bias_ih_l0" in w
         parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if biased else 2]
-        flat = [needed(w, part + end) for end in ends for part in parts]
+        flat = [w[part + end] for end in ends for part in parts]
         batch = x[0].shape[0 if s.batch_first else 1]
         none = x[0].new_zeros(s.num_layers * ways, batch, s.hidden_size)
         how = (flat, biased, s.num_layers, 0.0, False, s.bidirectional, s.batch_first)

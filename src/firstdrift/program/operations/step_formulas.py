@@ -14,20 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .op_table import REQUIRED, Operation, Tensors, Weights, entry, one
+from .op_table import REQUIRED, Tensors, Weights, enter, entry
 
-ENTRIES: list[Operation] = []
+_REDUCTION = ("word", "mean")
+
+enter(functional.mse_loss, "MSELoss", "MeanSquaredError", inputs=2, reduction=_REDUCTION)
+enter(functional.l1_loss, "L1Loss", inputs=2, reduction=_REDUCTION)
+enter(functional.binary_cross_entropy_with_logits, "BCEWithLogitsLoss", inputs=2, reduction=_REDUCTION)
 
 
 @entry(
-    ENTRIES,
-    "CrossEntropyLoss",
-    "CrossEntropy",
-    inputs=2,
-    reduction=("word", "mean"),
-    ignore_index=("whole", -100),
+    "CrossEntropyLoss", "CrossEntropy", inputs=2, reduction=_REDUCTION, ignore_index=("whole", -100),
     label_smoothing=("number", 0.0),
-)
+)  # fmt: skip
 def _cross_entropy(x: Tensors, w: Weights, s: Any) -> Tensor:
     target = x[1] if x[1].shape == x[0].shape else x[1].long()
     return functional.cross_entropy(
@@ -35,41 +34,19 @@ def _cross_entropy(x: Tensors, w: Weights, s: Any) -> Tensor:
     )
 
 
-@entry(ENTRIES, "NLLLoss", inputs=2, reduction=("word", "mean"), ignore_index=("whole", -100))
+@entry("NLLLoss", inputs=2, reduction=_REDUCTION, ignore_index=("whole", -100))
 def _nll(x: Tensors, w: Weights, s: Any) -> Tensor:
     return functional.nll_loss(x[0], x[1].long(), None, reduction=s.reduction, ignore_index=s.ignore_index)
 
 
-@entry(ENTRIES, "MSELoss", "MeanSquaredError", inputs=2, reduction=("word", "mean"))
-def _mse(x: Tensors, w: Weights, s: Any) -> Tensor:
-    return functional.mse_loss(x[0], x[1], reduction=s.reduction)
-
-
-@entry(ENTRIES, "L1Loss", inputs=2, reduction=("word", "mean"))
-def _l1(x: Tensors, w: Weights, s: Any) -> Tensor:
-    return functional.l1_loss(x[0], x[1], reduction=s.reduction)
-
-
-@entry(ENTRIES, "BCEWithLogitsLoss", inputs=2, reduction=("word", "mean"))
-def _binary(x: Tensors, w: Weights, s: Any) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(x[0], x[1], reduction=s.reduction)
-
-
 @entry(
-    ENTRIES,
-    "SGD",
-    inputs=2,
-    lr=("number", REQUIRED, "learning_rate"),
-    momentum=("number", 0.0),
-    dampening=("number", 0.0),
-    weight_decay=("number", 0.0),
-    nesterov=("flag", False),
-    maximize=("flag", False),
-)
+    "SGD", inputs=2, lr=("number", REQUIRED, "learning_rate"), momentum=("number", 0.0), dampening=("number", 0.0),
+    weight_decay=("number", 0.0), nesterov=("flag", False), maximize=("flag", False),
+)  # fmt: skip
 def _sgd(x: Tensors, w: Weights, s: Any) -> Tensor:
     weight, grad = x
     grad = (-grad if s.maximize else grad) + s.weight_decay * weight
-    before = one(w, "momentum_buffer")
+    before = w.get("momentum_buffer")
     buffer = grad if before is None else s.momentum * before + (1 - s.dampening) * grad
     if s.at == "momentum_buffer":
         return buffer.clone()
@@ -83,8 +60,8 @@ _ADAM: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@entry(ENTRIES, "AdamW", inputs=2, like=_ADAM, weight_decay=("number", 0.01), decoupled_weight_decay=("flag", True))
-@entry(ENTRIES, "Adam", inputs=2, like=_ADAM, weight_decay=("number", 0.0), decoupled_weight_decay=("flag", False))
+@entry("AdamW", inputs=2, **_ADAM, weight_decay=("number", 0.01), decoupled_weight_decay=("flag", True))
+@entry("Adam", inputs=2, **_ADAM, weight_decay=("number", 0.0), decoupled_weight_decay=("flag", False))
 def _adam(x: Tensors, w: Weights, s: Any) -> Tensor:
     weight, grad = x
     grad = -grad if s.maximize else grad
@@ -92,13 +69,13 @@ def _adam(x: Tensors, w: Weights, s: Any) -> Tensor:
         weight = weight * (1 - s.lr * s.weight_decay)
     else:
         grad = grad + s.weight_decay * weight
-    first, second = (one(w, port) for port in ("exp_avg", "exp_avg_sq"))
+    first, second = (w.get(port) for port in ("exp_avg", "exp_avg_sq"))
     first = (1 - s.betas[0]) * grad + (0.0 if first is None else s.betas[0] * first)
     second = (1 - s.betas[1]) * grad * grad + (0.0 if second is None else s.betas[1] * second)
-    largest, most = second, one(w, "max_exp_avg_sq")
+    largest, most = second, w.get("max_exp_avg_sq")
     if s.amsgrad:
         largest = second if most is None else torch.maximum(most, second)
-    step = _next_step(one(w, "step"))
+    step = _next_step(w.get("step"))
     if s.at == "step":
         return step.to(grad.dtype) if isinstance(step, Tensor) else torch.ones_like(grad.sum())
     states = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": largest}
@@ -115,7 +92,7 @@ def _next_step(before: Tensor | None) -> Any:
     return before.reshape(()).to(torch.promote_types(before.dtype, torch.float32)) + 1
 
 
-@entry(ENTRIES, "RunningStatistics", inputs=2, momentum=("number", 0.1))
+@entry("RunningStatistics", inputs=2, momentum=("number", 0.1))
 def _running(x: Tensors, w: Weights, s: Any) -> Tensor:
     """A batch norm's buffer after the step, from what it was and from what the norm read."""
     before, read = x
