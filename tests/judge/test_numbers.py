@@ -448,7 +448,7 @@ def roundings_of_sums():
 
 
 def blocks_of_sums():
-    from firstdrift.program.running.rounding import _slices
+    from firstdrift.program.running.sums import _slices
 
     assert len(_slices(640)) == 8
 

@@ -103,15 +103,14 @@ def replay(recorded, number):
     """The values of a step's sites computed from the file, and why calls could not be made again."""
     step = recorded.program.steps[number]
     keep = frozenset(ref.node for ref in step.sites.values())
-    interpreter = Interpreter(step, recorded.trace)
-    failed, made = {}, set()
+    failed, made = {}, {}
     with as_recorded(recorded.program.header):
-        for node, found in interpreter.run(keep):
+        for node, found in Interpreter(step, recorded.trace).run():
             if isinstance(found, NotReplayableError):
                 failed[node] = str(found)
             elif node in keep:
-                made.add(node)
-    values = {site: interpreter.value(ref) for site, ref in step.sites.items() if ref.node in made}
+                made[node] = found
+    values = {site: made[ref.node][ref.at] for site, ref in step.sites.items() if ref.node in made}
     return values, failed
 
 

@@ -4,6 +4,7 @@ import json
 import random
 import resource
 import sys
+import weakref
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from replaying import array_bits, bits_of, mlp, record_training
 
 import firstdrift as fd
 from firstdrift.errors import FirstdriftError
-from firstdrift.program.calls import Ref
 from firstdrift.program.interpreter import Interpreter, NotReplayableError, operation
 from firstdrift.program.process_settings import as_recorded
 
@@ -27,7 +27,7 @@ def run(path, lines, definitions=DEFINITIONS):
     """What every node of a step gives, or why it gives nothing."""
     program = program_of(path, whole(step(lines), definitions=definitions))
     found = program.steps[0]
-    return dict(Interpreter(found, fd.open_trace(path)).run(frozenset(range(len(found.nodes)))))
+    return dict(Interpreter(found, fd.open_trace(path)).run())
 
 
 def call(op, args, out="[0]", **more):
@@ -258,11 +258,11 @@ def test_a_recorded_program_renamed_to_another_device_gives_the_same_bits(tmp_pa
     program = program_of(tmp_path / "t", text + "\n")
     step = program.steps[0]
     assert {call.results[0].device for _, call in step.calls() if call.results} == {"cuda:0"}
-    interpreter = Interpreter(step, found.trace)
-    for _, value in interpreter.run(frozenset(ref.node for ref in step.sites.values())):
+    values = dict(Interpreter(step, found.trace).run())
+    for value in values.values():
         assert not isinstance(value, NotReplayableError), value
     for site, ref in step.sites.items():
-        assert bits_of(interpreter.value(ref)) == array_bits(found.trace.array(site))
+        assert bits_of(values[ref.node][ref.at]) == array_bits(found.trace.array(site))
 
 
 def test_writing_never_changes_a_value_that_others_read(path):
@@ -288,15 +288,13 @@ def test_leaves_are_copies_that_nobody_can_write_to_the_trace_through(path):
     assert (path / "data-00000.bin").read_bytes() == before
 
 
-def test_values_are_let_go_after_their_last_reader_unless_kept(path):
+def test_values_are_let_go_after_their_last_reader(path):
     program = program_of(path, whole(step([*STEP, '{"n":3,"op":"aten.relu.default","args":[{"%":2}],"out":[0]}'])))
-    found = program.steps[0]
-    interpreter = Interpreter(found, fd.open_trace(path))
-    for _ in interpreter.run(frozenset({3})):
-        pass
-    assert interpreter.value(Ref(3)).shape == (2, 3)
-    with pytest.raises(KeyError):
-        interpreter.value(Ref(2))
+    alive = {}
+    for number, values in Interpreter(program.steps[0], fd.open_trace(path)).run():
+        alive[number] = weakref.ref(values[0])
+        del values
+    assert alive[2]() is None
 
 
 def test_a_node_read_twice_by_one_call_is_kept_for_it(path):

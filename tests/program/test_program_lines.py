@@ -30,7 +30,7 @@ def run(program, trace, number=0):
     """Every value of a step."""
     found = program.steps[number]
     interpreter = Interpreter(found, trace)
-    return dict(interpreter.run(frozenset(range(len(found.nodes)))))
+    return dict(interpreter.run())
 
 
 def assert_stays_comparable(path):

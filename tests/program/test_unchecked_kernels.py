@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from firstdrift.program.calls import Call, Ref
-from firstdrift.program.running.not_replayable import NotReplayableError
+from firstdrift.program.calls import Call, NotReplayableError, Ref
 from firstdrift.program.running.unchecked import refuse_unfit
 
 FUSED = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..program.interpreter import NotReplayableError
 from ..program.reruns import Piece, Rerun
-from ..program.running.not_replayable import NotReplayableError
 from .asked import Answer, Asked
 from .changes.tables import exchanged_tables
 from .naming import CHANGED, additional_label, more_label

@@ -10,11 +10,33 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.records import At
 from ..core.sites import Site
 from ..core.strict_json import Json
+from ..errors import FirstdriftError
 
 if TYPE_CHECKING:
     from .cuts import Cut
 
 PARTS = ("forward", "loss", "backward", "optimizer", "after")
+# Kernels of one kind of device. One that nothing opens is run as the function that the model called, if that is one of
+# FUNCTIONS, which say the same on any device.
+_DEVICE_KERNELS = (
+    "_cudnn_", "_efficient_attention", "_flash_attention", "_lstm_mps", "_mps_", "_scaled_dot_product_", "_thnn_",
+    "_triton_", "cudnn_", "miopen_", "mps_",
+)  # fmt: skip
+FUNCTIONS = frozenset({
+    "torch.nn.functional.scaled_dot_product_attention", "torch.nn.functional.grid_sample", "torch.grid_sampler",
+    "torch.nn.functional.ctc_loss", "torch.nn.functional.layer_norm", "torch.nn.functional.rms_norm",
+    "torch.nn.functional.batch_norm", "torch.nn.functional.group_norm", "torch.lstm_cell", "torch.gru_cell",
+    "torch.conv1d", "torch.conv2d", "torch.conv3d", "torch.conv_transpose1d", "torch.conv_transpose2d",
+    "torch.conv_transpose3d", "torch.lstm", "torch.gru", "torch.rnn_tanh", "torch.rnn_relu",
+})  # fmt: skip
+
+
+class NotReplayableError(FirstdriftError, RuntimeError):
+    """A call cannot be made again; the message says why."""
+
+
+class ControlDiffersError(NotReplayableError):
+    """From these tensors the run would have read other numbers, or made other shapes: other calls would follow."""
 
 
 class Ref(NamedTuple):
@@ -136,9 +158,26 @@ class Step:
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def needed(self) -> dict[int, tuple[Ref, ...]]:
-        """What nodes are computed from, of those that were asked for: every replay asks it again."""
+    def _needs(self) -> dict[int, tuple[Ref, ...]]:
         return {}
+
+    def needs(self, number: int) -> tuple[Ref, ...]:
+        """What a node is computed from: what it reads, random numbers that it drew, and what its function was given."""
+        if number not in self._needs:  # every replay asks it again
+            node = self.nodes[number]
+            drawn = [Ref(leaf) for leaf in (node.drawn or {}).values()] if isinstance(node, Call) else []
+            function = self.function_behind(number)
+            given = [] if function is None else refs((function.args, function.kwargs))
+            self._needs[number] = (*reads(node), *drawn, *(ref for ref in given if ref.node < number))
+        return self._needs[number]
+
+    def function_behind(self, number: int) -> Function | None:
+        """The function to run in the place of a call: the call is a device's own, and gave what the function gave."""
+        call, function = self.nodes[number], self.function_of.get(number)
+        if not isinstance(call, Call) or not call.op.split(".")[1].startswith(_DEVICE_KERNELS):
+            return None
+        made = function is not None and any(ref.node == number for ref in function.results)
+        return function if function is not None and made and function.op in FUNCTIONS else None
 
     @cached_property
     def function_of(self) -> dict[int, Function]:
@@ -151,6 +190,11 @@ class Step:
         if number in self.function_of or not isinstance(call, Call):
             return self.function_of[number]
         return call
+
+    def type_of(self, ref: Ref) -> Type | None:
+        """The type of a value."""
+        node = self.nodes[ref.node]
+        return node.type if isinstance(node, Leaf) else node.results[ref.at]
 
     def calls(self) -> Iterator[tuple[int, Call]]:
         """Every call with its number."""

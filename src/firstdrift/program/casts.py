@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..core.dtypes import roundoff
 from .calls import Call, Step, reads
-from .cuts import Cut, type_of
+from .cuts import Cut
 
 CASTS = frozenset({"_to_copy", "to", "copy_"})
 WRITTEN = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "copy_"})
@@ -52,7 +52,7 @@ def _casts(step: Step, cut: Cut) -> Iterator[tuple[int, str]]:
         if not isinstance(node, Call) or node.op.split(".")[1] not in CASTS or not node.results[0]:
             continue
         written = step.as_written(number).op.split(".")[-1] if number in step.function_of else ""
-        before = [type_of(step, ref) for ref in reads(node)]
+        before = [step.type_of(ref) for ref in reads(node)]
         unit = roundoff(node.results[0].dtype)
         lost = any(one and one.dtype != "bool" and roundoff(one.dtype) < unit for one in before)
         if lost and (not written or written in WRITTEN):

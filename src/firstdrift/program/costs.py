@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ..core.dtypes import ITEMSIZE, UNIT_ROUNDOFF
-from .calls import Call, Leaf, Ref, Step, Type, reads
-from .cuts import Cut, type_of
-from .running.device_kernels import needs
-from .running.not_replayable import NotReplayableError
+from .calls import Call, Leaf, NotReplayableError, Ref, Step, Type, reads
+from .cuts import Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +40,10 @@ _VIEWS = frozenset({
 def cost_of(step: Step, cut: Cut, *, exact: bool) -> Cost:
     """What a cut takes, from the types that the program states; a view takes nothing and keeps what it looks at."""
     owners = _owners(step, cut)
-    left = Counter(owners.get(ref, ref) for number in cut.nodes for ref in needs(step, number))
+    left = Counter(owners.get(ref, ref) for number in cut.nodes for ref in step.needs(number))
     left[owners.get(cut.target, cut.target)] += 1
-    held = {ref: _bytes(type_of(step, ref), exact) for ref in cut.given}
-    elements = sum(_elements(type_of(step, ref)) for ref in cut.given)
+    held = {ref: _bytes(step.type_of(ref), exact) for ref in cut.given}
+    elements = sum(_elements(step.type_of(ref)) for ref in cut.given)
     calls = 0
     most = now = sum(held.values())
     for number in cut.nodes:
@@ -58,7 +56,7 @@ def cost_of(step: Step, cut: Cut, *, exact: bool) -> Cost:
         held |= made
         now += sum(made.values())
         most = max(most, now)
-        read = [owners.get(ref, ref) for ref in needs(step, number)]
+        read = [owners.get(ref, ref) for ref in step.needs(number)]
         left.subtract(read)
         for ref in {*read, *own}:
             if left[ref] <= 0:

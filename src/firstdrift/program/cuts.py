@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.sites import Site
-from .calls import Leaf, Ref, Step, Type
+from .calls import Leaf, Ref, Step
 from .control import Control, NumberRead
-from .running.device_kernels import needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,13 @@ class Cuts:
                 given[ref] = start
                 continue
             needed.add(ref.node)
-            waiting += needs(self.step, ref.node)
+            waiting += self.step.needs(ref.node)
         return given, tuple(sorted(needed))
 
     def _start(self, ref: Ref, target: Site | None) -> Site | None:
         """The site to take a value from: the one nearest to the target, because an edge may be wrong."""
         there = self._sites.get(ref, ())
         return max(there, key=lambda one: (False, 0) if target is None else _nearness(one, target), default=None)
-
-
-def type_of(step: Step, ref: Ref) -> Type | None:
-    """The type of a value."""
-    node = step.nodes[ref.node]
-    return node.type if isinstance(node, Leaf) else node.results[ref.at]
 
 
 def _nearness(site: Site, target: Site) -> tuple[bool, int]:

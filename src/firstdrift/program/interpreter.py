@@ -11,27 +11,24 @@ import numpy as np
 import torch
 
 from ..core.traces import Array, Trace
-from .calls import Ref, Step
+from .calls import ControlDiffersError, NotReplayableError, Ref, Step
 from .control import NumberRead
 from .costs import LIMITS, Cost, Limits, check_cost, cost_of, why_too_much
-from .cuts import Cut, type_of
+from .cuts import Cut
 from .running.allowed import operation
 from .running.batching import Taken, batch_of, counts_of_parts, parts_of
-from .running.decoding import decoded
-from .running.device_kernels import needs
 from .running.making import FAILURES
 from .running.nodes import Nodes, Tensors, Values
-from .running.not_replayable import ControlDiffersError, NotReplayableError
+from .running.op_kinds import decisions
 from .running.read_numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
-from .running.rounding import Shake, decisions
-from .running.stored_tensors import tensor_of
-from .running.torch_dtypes import lifted
+from .running.rounding import Shake
+from .torch_values import array_of, decoded, tensor_of
 
 __all__ = ["ControlDiffersError", "Interpreter", "NotReplayableError", "operation"]
 
 
 class Interpreter:
-    """The values of one step, computed in order; each is let go after its last reader unless it is kept.
+    """The values of one step, computed in order; each is let go after its last reader.
 
     `tensors` gives the numbers of a site, where they are not the trace's own. With `exact`, everything that is float
     is float64, and complex complex128: tensors, results, and the dtypes that calls ask for, casts to shorter ones
@@ -58,33 +55,29 @@ class Interpreter:
         self._shaken = shaken
         self._kept = kept
         self._nodes = Nodes(step, trace, tensors, exact=exact, shaken=shaken, taken=self._taken, kept=kept)
-        self._values: dict[int, Any] = {}  # results of nodes, by number
 
-    def run(self, keep: frozenset[int] = frozenset()) -> Iterator[tuple[int, Values | NotReplayableError]]:
-        """Every node with what it gives, or why it cannot be had; nodes in `keep` stay available to `value`."""
-        needed_by = [[ref.node for ref in needs(self._step, number)] for number in range(len(self._step.nodes))]
-        left = Counter(node for needed in needed_by for node in needed)
+    def run(self) -> Iterator[tuple[int, Values | NotReplayableError]]:
+        """Every node with what it gives, or why it cannot be had."""
+        numbers = range(len(self._step.nodes))
+        left = Counter(ref.node for number in numbers for ref in self._step.needs(number))
+        values: dict[int, Values] = {}
         failed: dict[int, str] = {}
-        for number, needed in enumerate(needed_by):
+        for number in numbers:
+            needed = [ref.node for ref in self._step.needs(number)]
             try:
-                missing = next((one for one in needed if one in failed), None)
+                missing = next((failed[one] for one in needed if one in failed), None)
                 if missing is not None:
-                    raise NotReplayableError(failed[missing])
-                self._values[number] = self._nodes.run(number, self.value)
+                    raise NotReplayableError(missing)
+                values[number] = self._nodes.run(number, lambda ref: values[ref.node][ref.at])
             except NotReplayableError as error:
                 failed[number] = str(error)
                 yield number, error
             else:
-                yield number, self._values[number]
+                yield number, values[number]
+            left.subtract(needed)
             for one in {*needed, number}:
-                left[one] -= needed.count(one)
-                if left[one] <= 0 and one not in keep:
-                    self._values.pop(one, None)
-
-    def value(self, ref: Ref) -> torch.Tensor:
-        """What a reference stands for, if it was computed and kept."""
-        found: torch.Tensor = self._values[ref.node][ref.at]
-        return found
+                if left[one] <= 0:
+                    values.pop(one, None)
 
     def value_of(self, cut: Cut) -> torch.Tensor:
         """What a cut gives; raises NotReplayableError where one of its calls cannot be made.
@@ -95,7 +88,7 @@ class Interpreter:
             for read, made_by in cut.control:
                 self._check_read(read, made_by)
         if cut.is_empty:  # a leaf, which is given
-            return self._nodes.run(cut.target.node, self.value)[0]
+            return self._nodes.run(cut.target.node, {}.__getitem__)[0]
         cost = cost_of(self._step, cut, exact=self._exact)
         if cost.bytes > self._limits.bytes:
             return self._in_parts(cut, cost)
@@ -145,7 +138,7 @@ class Interpreter:
         found = Interpreter(self._step, self._trace, tensors=self._tensors)._number(read, cut)
         if not is_whole(recorded):
             recorded = Interpreter(self._step, self._trace)._number(read, cut)
-        type_ = type_of(self._step, read.of[0])
+        type_ = self._step.type_of(read.of[0])
         if not are_same(recorded, found, lambda: self._spread(cut), 0.0 if type_ is None else unit_of(type_.dtype)):
             raise ControlDiffersError(sentence(read, recorded, found))
         self._read.add((read.before, read.of))
@@ -173,16 +166,15 @@ class Interpreter:
         self, cut: Cut, wanted: Sequence[Ref], decided: Mapping[Ref, torch.Tensor], by: Sequence[Ref] = ()
     ) -> dict[Ref, torch.Tensor]:
         """Values of a cut, those decided before taken as they are; gradients are followed from those in `by`."""
-        left = Counter(ref for number in cut.nodes for ref in needs(self._step, number))
+        left = Counter(ref for number in cut.nodes for ref in self._step.needs(number))
         left.update(wanted)
         values: dict[Ref, torch.Tensor] = {}
         for ref, site in cut.given.items():
             tensor = self._nodes.given(ref, site)
             values[ref] = tensor.requires_grad_() if ref in by else tensor
         for number in cut.nodes:
-            needed = needs(self._step, number)
-            self._values = _by_node(values, needed)
-            for at, tensor in enumerate(self._nodes.run(number, self.value)):
+            needed = self._step.needs(number)
+            for at, tensor in enumerate(self._nodes.run(number, values.__getitem__)):
                 ref = Ref(number, at)
                 own = tensor.detach().requires_grad_() if ref in by else tensor
                 values.setdefault(ref, decided.get(ref, own))
@@ -190,7 +182,6 @@ class Interpreter:
                 left[ref] -= 1
                 if left[ref] <= 0:
                     values.pop(ref, None)
-        self._values = {}
         return {ref: values[ref] for ref in wanted}
 
     def derivative(self, cut: Cut, by: Sequence[Ref], gradient: Array) -> list[Array]:
@@ -210,17 +201,8 @@ class Interpreter:
             raise NotReplayableError(f"the calls cannot be differentiated: {error}") from None
         finally:
             self._nodes.differentiates = False
-        return [lifted(tensor).resolve_conj().contiguous().numpy() for tensor in found]
+        return [array_of(tensor) for tensor in found]
 
     def array_of(self, cut: Cut) -> Array:
         """The same as numpy has it: floats as float64, which holds every number of the others."""
-        tensor = self.value_of(cut).resolve_conj().resolve_neg()
-        array: Array = lifted(tensor).contiguous().numpy()
-        return array
-
-
-def _by_node(values: Mapping[Ref, torch.Tensor], refs: Sequence[Ref]) -> dict[int, Any]:
-    found: dict[int, dict[int, torch.Tensor]] = {}
-    for ref in refs:
-        found.setdefault(ref.node, {})[ref.at] = values[ref]
-    return found
+        return array_of(self.value_of(cut))

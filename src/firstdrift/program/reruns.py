@@ -18,21 +18,18 @@ import torch
 
 from ..core.sites import Site
 from ..core.traces import Array, Trace
-from .calls import Call, Function, Leaf, Place, Ref, Step, reads
+from .calls import Call, Function, Leaf, NotReplayableError, Place, Ref, Step, reads
 from .costs import Limits, check_cost, cost_of
-from .cuts import Cut, type_of
+from .cuts import Cut
 from .edits import ROUNDED, Edit, Fragment
 from .op_facts import results_of, written_by
 from .openings import opened_by
 from .running.allowed import operation, with_copies
 from .running.batching import Taken, batch_of, parts_of
-from .running.decoding import decoded
 from .running.making import FAILURES, made_otherwise
 from .running.nodes import Nodes, Tensors, as_cast
-from .running.not_replayable import NotReplayableError
-from .running.stored_tensors import tensor_of
-from .running.torch_dtypes import TORCH_DTYPES, lifted
 from .running.unchecked import refuse_long, refuse_unfit
+from .torch_values import TORCH_DTYPES, array_of, decoded, lifted
 
 UNFELT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})  # settings of storage
 AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
@@ -124,7 +121,7 @@ class Rerun:
     def array(self, ref: Ref) -> Array:
         """A value; floats as float64."""
         if ref not in self._arrays:
-            self._arrays[ref] = _array(self._values[ref])
+            self._arrays[ref] = array_of(self._values[ref])
         return self._arrays[ref]
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
@@ -133,7 +130,7 @@ class Rerun:
 
     def shape_of(self, ref: Ref) -> tuple[int, ...]:
         """The shape of any value of the step, as it was recorded."""
-        known = type_of(self.step, ref)
+        known = self.step.type_of(ref)
         return () if known is None else tuple(known.shape)
 
     def recorded(self, site: Site) -> Array | None:
@@ -155,7 +152,7 @@ class Rerun:
             made = nodes.run(number, lambda ref: lifted(self._values[ref]))
         except (*FAILURES, NotReplayableError):
             return None
-        return _array(made[0]) if made else None
+        return array_of(made[0]) if made else None
 
     def written(self, number: int) -> Call | Function:
         """A call as the model's code has it."""
@@ -201,7 +198,7 @@ class Rerun:
                         again[Ref(number, at)] = one
         except (*FAILURES, NotReplayableError):
             return None
-        return _array(again[target]) if target in again else None
+        return array_of(again[target]) if target in again else None
 
     def _behind(self, edit: Edit, target: Ref) -> Sequence[int]:
         start = min(self._at[number] for number in edit)
@@ -332,13 +329,12 @@ def samples_of(step: Step, cut: Cut) -> int:
 
 
 def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
-    given = [_given(argument) for argument in call.args]
+    """What a call of a fragment gives; arrays among its arguments are tensors that it is given."""
+    args = decoded(call.args, value, exact=exact)
+    kwargs = {name: decoded(item, value, exact=exact) for name, item in call.kwargs.items()}
     if call.op == ROUNDED:
-        tensor, dtype = value(given[0]), TORCH_DTYPES[str(given[1])]
-        return [tensor.to(dtype).to(tensor.dtype)]
+        return [args[0].to(TORCH_DTYPES[str(args[1])]).to(args[0].dtype)]
     func, facts = operation(call.op)
-    args = _tensors(decoded(given, value, exact=exact))
-    kwargs = {name: _tensors(decoded(_given(item), value, exact=exact)) for name, item in call.kwargs.items()}
     args, kwargs = with_copies(facts, args, kwargs)
     try:
         results = results_of(func(*args, **kwargs), written_by(facts, tuple(args), kwargs))
@@ -348,26 +344,6 @@ def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
             raise
         results = list(found)
     return [lifted(result) for result in results] if exact else results
-
-
-def _given(item: Any) -> Any:
-    """An array as the tensor that it stands for, wherever it is."""
-    if isinstance(item, np.ndarray):
-        return _Held(tensor_of(item))
-    return [_given(one) for one in item] if isinstance(item, list | tuple) and not isinstance(item, Ref) else item
-
-
-class _Held:
-    """A tensor among arguments, which decoding lets through."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
-def _tensors(item: Any) -> Any:
-    if isinstance(item, _Held):
-        return item.tensor
-    return [_tensors(one) for one in item] if isinstance(item, list) else item
 
 
 def _like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
@@ -392,11 +368,6 @@ def _expanded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is other or (one.shape == other.shape and bool(torch.equal(one, other)))
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    found: Array = lifted(tensor).resolve_conj().resolve_neg().contiguous().numpy()
-    return found
 
 
 def _renamed(item: Any, names: Mapping[Ref, Ref]) -> Any:

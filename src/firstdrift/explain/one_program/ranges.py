@@ -9,8 +9,8 @@ import numpy as np
 
 from ...core.sites import Site
 from ...judge.replay.replays import Replays
+from ...program.interpreter import NotReplayableError
 from ...program.reruns import Rerun
-from ...program.running.not_replayable import NotReplayableError
 from .around import MOVES, Around
 from .values import line_of
 

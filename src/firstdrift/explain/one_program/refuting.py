@@ -21,8 +21,8 @@ from ...core.sites import Site
 from ...core.traces import Array
 from ...program.calls import Call, Ref, reads
 from ...program.edits import Edit, Fragment
+from ...program.interpreter import NotReplayableError
 from ...program.reruns import Rerun
-from ...program.running.not_replayable import NotReplayableError
 from ..asked import Asked
 from .rows import PART
 from .trying import Question, Trial, Tried, apart

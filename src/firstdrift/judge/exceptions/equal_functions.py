@@ -26,7 +26,7 @@ from ...program.calls import Call, Ref, Step
 from ...program.casts import meant_casts
 from ...program.cuts import Cuts
 from ...program.interpreter import Interpreter, NotReplayableError
-from ...program.running.rounding import decisions
+from ...program.running.op_kinds import decisions
 from ..case import Case, Chains, decided, last
 from ..measure.result import CLEAN, Finding, Verdict, Why
 from ..noise import excess_of

@@ -15,7 +15,7 @@ from ...core.sites import Site
 from ...core.traces import Array
 from ...program.calls import Call, Program
 from ...program.interpreter import NotReplayableError, operation
-from ...program.running.rounding import moves
+from ...program.running.op_kinds import moves
 from ..case import Case
 from ..noise import excess_of
 from ..unexercised import constants_of

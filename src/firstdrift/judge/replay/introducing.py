@@ -15,7 +15,7 @@ from ...errors import FirstdriftError
 from ...kernels import measure
 from ...pair.pairs import Pair, ReconcileError, apply_all
 from ...program.interpreter import ControlDiffersError, NotReplayableError, operation
-from ...program.running.rounding import is_kinked, moves
+from ...program.running.op_kinds import is_kinked, moves
 from ..measure.measuring import load_recorded
 from ..measure.result import Why
 from ..measure.scales import CLEAR, Parts, is_clear, parts_of, profile_of

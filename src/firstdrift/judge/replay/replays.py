@@ -19,11 +19,12 @@ from ...pair.pairs import Pair
 from ...program.calls import Call, Earlier, Leaf, Program, Ref, Step, reads
 from ...program.casts import meant_casts
 from ...program.costs import Limits, cost_of
-from ...program.cuts import Cut, Cuts, type_of
+from ...program.cuts import Cut, Cuts
 from ...program.interpreter import Interpreter, NotReplayableError
 from ...program.process_settings import as_recorded
 from ...program.reruns import Piece, Rerun, rerun_of, samples_of
-from ...program.running.rounding import Shake, Unmoved, decisions, is_kinked
+from ...program.running.op_kinds import decisions, is_kinked
+from ...program.running.rounding import Shake, Unmoved
 from .counterparts import Counterparts
 
 LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts
@@ -204,7 +205,7 @@ class Replays:
         step = None if self.own is None or own is None else self.own.program.steps.get(own.step)
         if self.own is None or step is None or own is None or own not in step.sites:
             return False
-        had = type_of(step, step.sites[own])
+        had = step.type_of(step.sites[own])
         return had is not None and roundoff(had.dtype) >= roundoff(self.own.trace[own].dtype)
 
     def rerun(self, site: Site, *, exact: bool = True, piece: Piece | None = None) -> Rerun | None:

@@ -29,8 +29,7 @@ from ..library import LibraryProgram, Steps, library_program
 from ..operations.function_formulas import ACTIVATIONS
 from ..operations.known_operations import named
 from ..operations.op_table import Operation
-from ..running.stored_tensors import tensor_of
-from ..running.torch_dtypes import lifted
+from ..torch_values import lifted, tensor_of
 from .call_templates import FAILURES
 from .library_forward import OUTPUTS, Building, Told, as_many
 from .reproduction import APART, left_of, why_not

@@ -13,7 +13,7 @@ from ...core.sites import Site
 from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
 from ..calls import Call, Step, reads
-from ..cuts import Cut, Cuts, type_of
+from ..cuts import Cut, Cuts
 from ..interpreter import Interpreter, NotReplayableError
 
 Floats = NDArray[np.float64]
@@ -112,7 +112,7 @@ def longest_sum(step: Step, cut: Cut) -> int:
         if not isinstance(node, Call):
             continue
         name = node.op.split(".")[1]
-        read = [prod(one.shape) for ref in reads(node) if (one := type_of(step, ref)) is not None]
+        read = [prod(one.shape) for ref in reads(node) if (one := step.type_of(ref)) is not None]
         made = [max(1, prod(result.shape)) for result in node.results if result is not None]
         if not read or not made:
             continue

@@ -46,7 +46,7 @@ def _mean(x: Tensors, w: Weights, s: Any) -> Tensor:
     return x[0].mean(s.dim)
 
 
-_POOL: dict[str, tuple[Any, ...]] = {
+_POOL: dict[str, Any] = {
     "kernel_size": ("sizes", BY_SHAPE, "kernel_shape"), "stride": ("sizes", BY_SHAPE, "strides"),
     "padding": ("sizes", (0,), "pads"), "ceil_mode": ("flag", False),
 }  # fmt: skip

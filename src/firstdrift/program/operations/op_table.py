@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...core.strict_json import Json
-from ..building.call_templates import DTYPES
 from ..interpreter import NotReplayableError
+from ..torch_values import TORCH_DTYPES
 
 Tensors = Sequence[Tensor]
 
@@ -121,7 +121,7 @@ class Operation:
             if prod(made.shape) != prod(shape):
                 raise NotReplayableError(f"it would give {list(made.shape)}, and {list(shape)} was recorded")
             made = made if tuple(made.shape) == shape else made.reshape(shape)
-            return made if made.dtype == DTYPES[dtype] else made.to(DTYPES[dtype])
+            return made if made.dtype == TORCH_DTYPES[dtype] else made.to(TORCH_DTYPES[dtype])
 
         return compute
 

@@ -54,7 +54,7 @@ def _sgd(x: Tensors, w: Weights, s: Any) -> Tensor:
     return weight - s.lr * moved
 
 
-_ADAM: dict[str, tuple[Any, ...]] = {
+_ADAM: dict[str, Any] = {
     "lr": ("number", REQUIRED, "learning_rate"), "betas": ("numbers", (0.9, 0.999)),
     "eps": ("number", 1e-8, "epsilon"), "amsgrad": ("flag", False), "maximize": ("flag", False),
 }  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..calls import NotReplayableError
 from ..op_facts import Facts, facts_of
-from .not_replayable import NotReplayableError
 
 # Operations of ATen that reach outside the tensors they are given.
 _FORBIDDEN = frozenset({"from_file", "set_", "set", "set_data", "resize_storage_bytes_", "_resize_output_"})

@@ -17,10 +17,9 @@ import torch
 
 from ...core.strict_json import Json
 from ...core.traces import Array
-from ..calls import Call, Leaf, Ref, Step, Type, reads
-from ..cuts import Cut, type_of
+from ..calls import Call, Leaf, NotReplayableError, Ref, Step, Type, reads
+from ..cuts import Cut
 from .allowed import operation
-from .not_replayable import NotReplayableError
 
 _SHARED = ("weight", "weight_after", "optim", "grad", "grad_scaled")  # phases whose tensors belong to all samples
 
@@ -72,7 +71,7 @@ class Part:
 def batch_of(step: Step, cut: Cut) -> Batch:
     """Find the samples of a cut; raises NotReplayableError where a call mixes them."""
     given = {ref: site.phase not in _SHARED for ref, site in cut.given.items()}
-    types = {ref: type_of(step, ref) for ref in given}
+    types = {ref: step.type_of(ref) for ref in given}
     sizes = {one.shape[0] for ref, one in types.items() if given[ref] and one is not None and one.shape}
     if len(sizes) != 1:
         raise NotReplayableError(f"what it starts from has first axes of {sorted(sizes)}, so samples cannot be told")
@@ -120,13 +119,12 @@ def _axes(step: Step, call: Call, samples: int, axes: Axes) -> Sequence[Axis | N
     func, facts = operation(call.op)
     if call.drawn is not None and len(call.drawn) < len(call.results):
         raise _MixedError
-    shapes = [() if one is None else one.shape for one in (type_of(step, ref) for ref in reads(call))]
+    shapes = [() if one is None else one.shape for one in (step.type_of(ref) for ref in reads(call))]
     out = [() if result is None else result.shape for result in call.results]
-    seen = _Seen(call, own, shapes, out, samples)
-    rule = _RULES.get(facts.base)
-    if rule is None and torch.Tag.pointwise not in func.tags:
+    rule = _RULES.get(facts.base, _aligned if torch.Tag.pointwise in func.tags else None)
+    if rule is None:
         raise _MixedError
-    return [_aligned(seen)] * len(out) if rule is None else rule(seen)
+    return [rule(_Seen(call, own, shapes, out, samples))] * len(out)
 
 
 class _Seen(NamedTuple):
@@ -150,6 +148,9 @@ class _Seen(NamedTuple):
         return axis
 
 
+Rule = Callable[[_Seen], Axis]  # where samples lie in all that a call gives
+
+
 def _aligned(seen: _Seen) -> Axis:
     """Elementwise, with broadcasting from the right: all samples lie at the same place, the rest has none there."""
     dims = len(seen.out[0])
@@ -165,40 +166,40 @@ def _aligned(seen: _Seen) -> Axis:
     return axis
 
 
-def _elsewhere(at: int, default: Json = None) -> Callable[[_Seen], Sequence[Axis | None]]:
-    """Along one dimension, which is not that of the samples; everything has the same shape."""
+def _along(at: int, default: Json = None) -> Rule:
+    """Along dimensions that are not that of the samples, which may be lost; `at` is where the call names them."""
 
-    def rule(seen: _Seen) -> Sequence[Axis | None]:
-        axis = _aligned(seen)
-        dim = seen.argument(at, "dim", default)
-        if dim is None or dim % len(seen.shapes[0]) == axis.dim:
+    def rule(seen: _Seen) -> Axis:
+        axis, count = _alike(seen), len(seen.shapes[0])
+        said = seen.argument(at, "dim", default)
+        dims = {dim % count for dim in ([said] if isinstance(said, int) else said or ())}
+        if not dims or axis.dim in dims:
             raise _MixedError
-        return [axis] * len(seen.out)
+        lost = len(seen.out[0]) < count
+        return Axis(axis.dim - lost * sum(dim < axis.dim for dim in dims), axis.each)
 
     return rule
 
 
-def _reduced(seen: _Seen) -> Sequence[Axis | None]:
-    axis, count = seen.first(), len(seen.shapes[0])
-    dims = seen.argument(1, "dim")
-    dims = (dims,) if isinstance(dims, int) else dims
-    if not dims or axis.dim in (gone := {dim % count for dim in dims}):
+def _alike(seen: _Seen) -> Axis:
+    """Everything has its samples at the same place."""
+    axis, *others = dict.fromkeys(seen.axes)
+    if others or axis is None:
         raise _MixedError
-    kept = seen.argument(2, "keepdim", False) is True
-    return [Axis(axis.dim if kept else axis.dim - sum(dim < axis.dim for dim in gone), axis.each)] * len(seen.out)
+    return axis
 
 
-def _viewed(seen: _Seen) -> Sequence[Axis | None]:
+def _viewed(seen: _Seen) -> Axis:
     """Another shape of the same numbers: samples begin where they began, and fill whole elements of one dimension."""
     axis, shape, out = seen.first(), seen.shapes[0], seen.out[0]
     before = prod(shape[: axis.dim])
     for dim, size in enumerate(out):
         if prod(out[:dim]) == before and size >= seen.samples and size % seen.samples == 0 and size > 1:
-            return [Axis(dim, size // seen.samples)]
+            return Axis(dim, size // seen.samples)
     raise _MixedError
 
 
-def _turned(seen: _Seen) -> Sequence[Axis | None]:
+def _turned(seen: _Seen) -> Axis:
     axis, count = seen.first(), len(seen.shapes[0])
     order = list(range(count))
     if seen.call.op.startswith("aten.permute"):
@@ -206,110 +207,76 @@ def _turned(seen: _Seen) -> Sequence[Axis | None]:
     else:
         one, other = (0, count - 1) if len(seen.call.args) == 1 else (dim % count for dim in seen.call.args[1:3])
         order[one], order[other] = order[other], order[one]
-    return [Axis(order.index(axis.dim), axis.each)]
+    return Axis(order.index(axis.dim), axis.each)
 
 
-def _inserted(seen: _Seen) -> Sequence[Axis | None]:
+def _inserted(seen: _Seen) -> Axis:
     axis, dim = seen.first(), seen.call.args[1] % len(seen.out[0])
-    return [Axis(axis.dim + (dim <= axis.dim), axis.each)]
+    return Axis(axis.dim + (dim <= axis.dim), axis.each)
 
 
-def _picked(seen: _Seen) -> Sequence[Axis | None]:
-    """One element, or a range, along another dimension."""
-    axis, dim = seen.first(), seen.argument(1, "dim", 0) % len(seen.shapes[0])
-    if dim == axis.dim:
-        raise _MixedError
-    gone = len(seen.out[0]) < len(seen.shapes[0]) and dim < axis.dim
-    return [Axis(axis.dim - gone, axis.each)] * len(seen.out)
-
-
-def _parts(seen: _Seen) -> Sequence[Axis | None]:
-    axis, dim = seen.first(), seen.argument(2, "dim", 0) % len(seen.shapes[0])
-    if dim == axis.dim:
-        raise _MixedError
-    return [axis] * len(seen.out)
-
-
-def _joined(seen: _Seen) -> Sequence[Axis | None]:
-    axis = _all_alike(seen)
-    if seen.argument(1, "dim", 0) % len(seen.out[0]) == axis.dim:
-        raise _MixedError
-    return [axis]
-
-
-def _all_alike(seen: _Seen) -> Axis:
-    found = set(seen.axes)
-    axis = next(iter(found))
-    if len(found) != 1 or axis is None:
-        raise _MixedError
-    return axis
-
-
-def _expanded(seen: _Seen) -> Sequence[Axis | None]:
+def _expanded(seen: _Seen) -> Axis:
     axis = seen.first()
-    return [Axis(axis.dim + len(seen.out[0]) - len(seen.shapes[0]), axis.each)]
+    return Axis(axis.dim + len(seen.out[0]) - len(seen.shapes[0]), axis.each)
 
 
-def _product(seen: _Seen) -> Sequence[Axis | None]:
-    left, right = seen.axes[-2:]
-    if any(seen.axes[:-2]):
-        raise _MixedError
-    if left is not None and right is None and left.dim == 0:
-        return [left]
-    if right is not None and left is None and right.dim == 1:
-        return [right]
+def _product(seen: _Seen) -> Axis:
+    *others, left, right = seen.axes
+    if left is not None and left.dim == 0 and not any((*others, right)):
+        return left
+    if right is not None and right.dim == 1 and not any((*others, left)):
+        return right
     raise _MixedError
 
 
-def _products(seen: _Seen) -> Sequence[Axis | None]:
-    if seen.axes[-2:] != [seen.axes[-1]] * 2 or seen.axes[-1] is None or seen.axes[-1].dim:
+def _products(seen: _Seen) -> Axis:
+    left, right = seen.axes[-2:]
+    if left is None or left != right or left.dim:
         raise _MixedError
-    return [seen.axes[-1]]
+    return left
 
 
-def _by_sample(*, shared: int | None) -> Callable[[_Seen], Sequence[Axis | None]]:
-    """Sample by sample along the first dimension; `shared` is how many of its tensors have samples, None for all."""
+def _by_sample(shared: int) -> Rule:
+    """Sample by sample along the first dimension, which the first so many tensors have."""
 
-    def rule(seen: _Seen) -> Sequence[Axis | None]:
-        count = len(seen.axes) if shared is None else shared
-        if any(seen.axes[count:]) or any(axis is None or axis.dim for axis in seen.axes[:count]):
+    def rule(seen: _Seen) -> Axis:
+        first = seen.axes[0]
+        if first is None or any(seen.axes[shared:]) or any(axis is None or axis.dim for axis in seen.axes[:shared]):
             raise _MixedError
-        return [seen.axes[0]] * len(seen.out)
+        return first
 
     return rule
 
 
-def _norm(seen: _Seen) -> Sequence[Axis | None]:
+def _norm(seen: _Seen) -> Axis:
     axis = seen.first()
     if axis.dim >= len(seen.shapes[0]) - len(seen.call.args[1]):
         raise _MixedError
-    return [axis] * len(seen.out)
+    return axis
 
 
-def _looked_up(seen: _Seen) -> Sequence[Axis | None]:
+def _looked_up(seen: _Seen) -> Axis:
     table, axis = seen.axes
     if table is not None or axis is None:
         raise _MixedError
-    return [axis]
+    return axis
 
 
 _SAME = ("alias", "detach", "clone", "_to_copy", "lift_fresh", "contiguous", "empty_like", "zeros_like", "ones_like",
          "full_like", "bernoulli_")  # fmt: skip
-_RULES: dict[str, Callable[[_Seen], Sequence[Axis | None]]] = {
-    **dict.fromkeys(_SAME, lambda seen: [seen.first()]),
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SAME, _Seen.first),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _viewed),
     **dict.fromkeys(("transpose", "permute", "t"), _turned),
-    **dict.fromkeys(("select", "slice", "unbind"), _picked),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk"), _parts),
-    **dict.fromkeys(("sum", "mean", "amax", "amin"), _reduced),
+    **dict.fromkeys(("select", "slice", "unbind", "cat"), _along(1, 0)),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk"), _along(2, 0)),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "_softmax", "_log_softmax"), _along(1)),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along(2)),
     **dict.fromkeys(("mm", "addmm"), _product),
     **dict.fromkeys(("bmm", "baddbmm"), _products),
-    **dict.fromkeys(("_softmax", "_log_softmax"), _elsewhere(1)),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _elsewhere(2)),
-    **dict.fromkeys(("convolution", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"),
-                    _by_sample(shared=1)),
-    "_scaled_dot_product_flash_attention_for_cpu": _by_sample(shared=3),
-    "unsqueeze": _inserted, "cat": _joined, "expand": _expanded, "native_layer_norm": _norm, "embedding": _looked_up,
+    **dict.fromkeys(("convolution", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"), _by_sample(1)),
+    "_scaled_dot_product_flash_attention_for_cpu": _by_sample(3), "unsqueeze": _inserted, "expand": _expanded,
+    "native_layer_norm": _norm, "embedding": _looked_up,
 }  # fmt: skip
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..calls import Call, Type
+from ..calls import FUNCTIONS, Call, NotReplayableError, Type
 from ..op_facts import Facts, results_of, written_by
+from ..torch_values import LIFTED, TORCH_DTYPES
 from .allowed import with_copies
-from .device_kernels import FUNCTIONS
-from .not_replayable import NotReplayableError
 from .opened import opened
-from .torch_dtypes import LIFTED, TORCH_DTYPES
 
 # What a call may raise on arguments that are wrong; it is the program that is wrong then.
 FAILURES = (
@@ -83,3 +81,26 @@ def unknown(type_: Type | None) -> torch.Tensor:
         raise NotReplayableError("a result without a type that a trace can hold cannot be left open")
     fill = float("nan") if kind in LIFTED else 0
     return torch.full((1,) * len(type_.shape), fill, dtype=kind).expand(type_.shape)
+
+
+def _native_dropout(args: Any, mask: torch.Tensor) -> Values:
+    mask = mask.to(torch.bool)
+    if args[2:3] == [False]:  # not training: nothing was dropped
+        return [args[0].clone(), mask]
+    keep = 1.0 - args[1]
+    return [(args[0] * mask).mul_(0.0 if keep == 0.0 else 1.0 / keep), mask]
+
+
+def _rrelu(args: Any, noise: torch.Tensor) -> Values:
+    training = args[4] if len(args) > 4 else False
+    if not training:  # nothing was drawn, and the noise was not read
+        lower, upper = (args[2:4] + [1 / 8, 1 / 3][len(args[2:4]) :])[:2]
+        return [torch.nn.functional.leaky_relu(args[0], (lower + upper) / 2), noise]
+    return [torch.where(args[0] <= 0, args[0] * noise, args[0]), noise]
+
+
+# What a call that draws and computes in one makes of the random numbers, which come from the trace.
+AFTER_DRAWING: dict[str, Callable[[Any, torch.Tensor], Values]] = {
+    **dict.fromkeys(("native_dropout", "_fused_dropout"), _native_dropout),
+    **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _rrelu),
+}

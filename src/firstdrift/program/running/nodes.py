@@ -10,20 +10,15 @@ import torch
 
 from ...core.sites import Site
 from ...core.traces import Array, Trace
-from ..calls import Call, Earlier, Leaf, Ref, Step, Type
-from ..cuts import type_of
+from ..calls import Call, ControlDiffersError, Earlier, Leaf, NotReplayableError, Ref, Step, Type
 from ..op_facts import Facts, flat
-from .after_drawing import AFTER_DRAWING
+from ..torch_values import LIFTED, TORCH_DTYPES, decoded, lifted, tensor_of
 from .allowed import operation
 from .batching import Taken, part_of, whole_leaf
-from .decoding import decoded
-from .device_kernels import function_behind
-from .making import FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
-from .not_replayable import ControlDiffersError, NotReplayableError
+from .making import AFTER_DRAWING, FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
 from .read_numbers import where
 from .rounding import Rounding, Shake, Shaking
-from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so, tensor_of
-from .torch_dtypes import LIFTED, TORCH_DTYPES, lifted
+from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so
 
 Values = Sequence[torch.Tensor]
 Reading = Callable[[Ref], torch.Tensor]
@@ -58,10 +53,10 @@ class Nodes:
     def decided(self, make: Callable[[], Mapping[Ref, torch.Tensor]]) -> Mapping[Ref, torch.Tensor]:
         """What an unshaken run decides: one for all seeds, where they share what is not moved."""
         unmoved = None if self._shaking is None else self._shaking.unmoved
-        return make() if unmoved is None else unmoved.decided(make)
+        return make() if unmoved is None else unmoved.once("decided", make)
 
     def _recorded(self, ref: Ref, site: Site) -> torch.Tensor:
-        type_ = type_of(self._step, ref)
+        type_ = self._step.type_of(ref)
         array = self._tensors(site)
         if array is None:
             array = array_of_site(self._trace, site)
@@ -191,7 +186,7 @@ class Nodes:
 
     def _by_function(self, number: int, call: Call, value: Reading) -> Values | None:
         """A device's kernel as the function that the model called, which gave what the kernel gave."""
-        function = function_behind(self._step, number)
+        function = self._step.function_behind(number)
         if function is None:
             return None
         args = decoded(function.args, value, exact=self._exact)

@@ -8,13 +8,14 @@ autograd, of the same opened forward. What is not here is opened by torch's own 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import one_layer_lstm
 
-from .not_replayable import NotReplayableError
+from ..calls import NotReplayableError
 
 aten = torch.ops.aten
 Named = Mapping[str, Any]
@@ -94,17 +95,16 @@ def _attention_forward(named: Named) -> Opened:
 
 
 def _attention_backward(named: Named) -> Opened:
-    grad = named["grad_out"] if "grad_out" in named else named["grad_out_"]
-    weights, scale, shared = _attention_weights(named)
-    by_weights = grad @ _shared(named["value"], shared).transpose(-1, -2)
-    by_scores = weights * (by_weights - (by_weights * weights).sum(-1, keepdim=True))
-    by_keys = by_scores.transpose(-1, -2) @ named["query"] * scale
-    by_values = weights.transpose(-1, -2) @ grad
-    if shared > 1:
-        by_keys, by_values = (one.unflatten(-3, (-1, shared)).sum(-3) for one in (by_keys, by_values))
+    """Of query, key, value, and of a mask that is added."""
     mask = _mask(named)
-    by_mask = by_scores.sum_to_size(mask.shape) if mask is not None and mask.is_floating_point() else None
-    return [by_scores @ _shared(named["key"], shared) * scale, by_keys, by_values, by_mask]
+    added = mask if mask is not None and mask.is_floating_point() else None
+
+    def forward(query: Any, key: Any, value: Any, bias: Any) -> Opened:
+        biased = {} if bias is None else {"attn_bias": bias}
+        return _attention_forward({**named, "query": query, "key": key, "value": value, **biased})
+
+    grad = named["grad_out"] if "grad_out" in named else named["grad_out_"]
+    return _gradients(forward, [named["query"], named["key"], named["value"], added], [grad])
 
 
 # Norms and convolutions.
@@ -113,11 +113,6 @@ def _attention_backward(named: Named) -> Opened:
 def _batch_norm(named: Named) -> Opened:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor")
     return [*aten.native_batch_norm(*[named[name] for name in names], named["epsilon"]), None]
-
-
-def _batch_norm_backward(named: Named) -> Opened:
-    names = ("grad_output", "input", "weight", "running_mean", "running_var", "save_mean", "save_var")
-    return _flat(aten.native_batch_norm_backward(*[named[n] for n in names], True, named["epsilon"], [True] * 3))
 
 
 def _convolution(named: Named) -> Opened:
@@ -235,7 +230,6 @@ _OPENERS: dict[str, Callable[[Named], Opened]] = {
     **{f"_scaled_dot_product_{one}": _attention_forward for one in _FUSED},
     **{f"_scaled_dot_product_{one}_backward": _attention_backward for one in _FUSED},
     **dict.fromkeys(("cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
-    **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward"), _batch_norm_backward),
     **dict.fromkeys(("cudnn_convolution", "miopen_convolution", "mkldnn_convolution"), _convolution),
     "_cudnn_rnn": _recurrent_forward,
     "_cudnn_rnn_backward": _recurrent_backward,
@@ -244,4 +238,64 @@ _OPENERS: dict[str, Callable[[Named], Opened]] = {
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "mkldnn_rnn_layer": _one_layer_forward,
     "mkldnn_rnn_layer_backward": _one_layer_backward,
+}
+
+
+# In steps that mean something by themselves, each of which is rounded.
+
+
+def _var_mean(data: torch.Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *,
+              correction: Any = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    dims = list(range(data.ndim)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    count = prod(data.shape[one] for one in dims)
+    fewer = correction if correction is not None else 1 if unbiased in (None, True) else 0
+    mean = data.sum(dims, keepdim=True) / count
+    off = data - mean
+    var = (off * off).sum(dims, keepdim=True) / max(0, count - fewer)
+    return (var, mean) if keepdim else (var.squeeze(dims), mean.squeeze(dims))
+
+
+def _var(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _var_mean(*args, **kwargs)[0]
+
+
+def _layer_norm(
+    data: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """As torch's own table has it, without the compiler that this loads."""
+    dims = list(range(data.ndim - len(shape), data.ndim))
+    var, mean = aten.var_mean.correction(data, dims, correction=0, keepdim=True)
+    rstd = (var + eps).rsqrt()
+    found = (data - mean) * rstd
+    found = found if weight is None else found * weight
+    return (found if bias is None else found + bias), mean, rstd
+
+
+def _plus(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A product with an addend, in two steps as code may write it."""
+
+    def added(addend: torch.Tensor, *factors: torch.Tensor, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
+        found = product(*factors)
+        found = found if alpha == 1 else found * alpha
+        return found + (addend if beta == 1 else addend * beta)
+
+    return added
+
+
+def _convolution(
+    data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *sizes: Any
+) -> torch.Tensor:  # fmt: skip
+    found: torch.Tensor = aten.convolution(data, weight, None, *sizes)
+    return found if bias is None else found + bias.reshape(-1, *[1] * (data.ndim - 2))
+
+
+STEPS: dict[Any, Callable[..., Any]] = {
+    **{getattr(aten.var_mean, one): _var_mean for one in aten.var_mean.overloads() if not one.endswith("out")},
+    **{getattr(aten.var, one): _var for one in aten.var.overloads() if not one.endswith("out")},
+    aten.native_layer_norm.default: _layer_norm,
+    aten.addmm.default: _plus(aten.mm),
+    aten.baddbmm.default: _plus(aten.bmm),
+    aten.addmv.default: _plus(aten.mv),
+    aten.convolution.default: _convolution,
+    aten.tanh.default: lambda data: torch.sigmoid(data * 2) * 2 - 1,
 }

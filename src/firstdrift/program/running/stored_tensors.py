@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.dtypes import ML_NAMES, NUMPY_NAMES, dtype_name
+from ...core.dtypes import NUMPY_NAMES
 from ...core.sites import Site
 from ...core.strict_json import NON_FINITE
 from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
-from ..calls import Bytes, Earlier, Inline, Leaf, Missing, Type
-from .not_replayable import NotReplayableError
-from .torch_dtypes import TORCH_DTYPES
+from ..calls import Bytes, Earlier, Inline, Leaf, Missing, NotReplayableError, Type
 
 MOST_GAPS = 64 << 20  # bytes that a leaf may span beyond its own: a lie about strides gets no more
 
@@ -47,15 +45,6 @@ def array_of_site(trace: Trace, site: Site) -> Array:
 
 def _numpy_of(dtype: str) -> Any:
     return np.dtype(NUMPY_NAMES[dtype]) if dtype in NUMPY_NAMES else np.float64
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """An array as a tensor of its own."""
-    short = dtype_name(array.dtype)
-    if short in ML_NAMES:
-        bits = np.uint8 if array.dtype.itemsize == 1 else np.int16
-        return torch.from_numpy(np.array(array).view(bits)).view(TORCH_DTYPES[short])
-    return torch.from_numpy(np.array(array))
 
 
 def lies_so(tensor: torch.Tensor, type_: Type) -> bool:

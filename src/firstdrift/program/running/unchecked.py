@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..calls import Call, Ref
-from .not_replayable import NotReplayableError
+from ..calls import Call, NotReplayableError, Ref
 
 PREFIXES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "_cudnn", "cudnn", "mkldnn", "miopen")
 MASKS = ("attn_mask", "attn_bias")
