@@ -60,7 +60,7 @@ class Interpreter:
         """Every node with what it gives, or why it cannot be had."""
         numbers = range(len(self._step.nodes))
         left = Counter(ref.node for number in numbers for ref in self._step.needs(number))
-        values: dict[int, Values] = {}
+        values: dict[int, Any] = {}
         failed: dict[int, str] = {}
         for number in numbers:
             needed = [ref.node for ref in self._step.needs(number)]
@@ -88,7 +88,7 @@ class Interpreter:
             for read, made_by in cut.control:
                 self._check_read(read, made_by)
         if cut.is_empty:  # a leaf, which is given
-            return self._nodes.run(cut.target.node, {}.__getitem__)[0]
+            return self._nodes.run(cut.target.node, dict[Ref, torch.Tensor]().__getitem__)[0]
         cost = cost_of(self._step, cut, exact=self._exact)
         if cost.bytes > self._limits.bytes:
             return self._in_parts(cut, cost)

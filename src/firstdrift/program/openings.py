@@ -59,10 +59,11 @@ def opened_by(call: Call, value: Callable[[Ref], torch.Tensor], first: int, *, e
             results = opened(func, given, keywords, is_missing=True)
         if not results or len(recording.calls) < 2:
             return None
-        own = (recording.ref(results[0]), *map(recording.find, results[1:]))
+        own = recording.ref(results[0])
     except (*FAILURES, NotReplayableError):
         return None
     made = recording.results
     if exact:
         made = [tuple(map(lifted, some)) for some in made]
-    return Opening(tuple(zip(recording.calls, made, strict=True)), own) if own[0].node >= first else None
+    known = (own, *map(recording.find, results[1:]))
+    return Opening(tuple(zip(recording.calls, made, strict=True)), known) if own.node >= first else None

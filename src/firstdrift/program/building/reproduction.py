@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isqrt, prod, sqrt
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +12,19 @@ from ...core.dtypes import UNIT_ROUNDOFF
 from ...core.sites import Site
 from ...core.traces import Array, Trace
 from ...errors import FirstdriftError
-from ..calls import Call, Step, reads
+from ..calls import Call, Step
 from ..cuts import Cut, Cuts
 from ..interpreter import Interpreter, NotReplayableError
+from ..running.read_numbers import SEEDS
+from ..running.rounding import Shake
 
 Floats = NDArray[np.float64]
 MOST_ELEMENTS = 1 << 28  # of all tensors between what is read and what is made
-MANY_ROUNDINGS = 64.0  # that sums of any order may leave, in units of one
-SERIAL = 2.0  # times the square root of their terms, that sums from first to last may leave
-LONGEST = 1 << 16  # terms; no serial sum is believed to be longer
 APART = 0.05  # of its norm: no rounding of a forward tensor explains that much
+MANY_ROUNDINGS = 64.0  # that sums of any order may leave, in units of one
 FEW_ROUNDINGS = 4.0  # of short formats, which are summed up in longer ones, and of a stored update
-CANCELLED = 16.0  # roundings of the usual size that gradients leave where they cancel
-SHAKEN = 3  # times that inputs are shaken by one rounding each
+SPREADS = 8.0  # times as far as randomly rounded runs spread, correct code may be off
 _SHORT = 2.0**-11  # the roundoff of float16: formats from there on are short
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
-_SUMS = ("sum", "mean", "var", "norm", "softmax", "pool", "loss")
 
 
 def cuts_of(trace: Trace, step: Step) -> Cuts:
@@ -85,16 +82,14 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
         if site.phase == "fwd" and np.linalg.norm(error) > APART * np.linalg.norm(candidate[finite]):
             return "its calls give other numbers than were recorded"
         update = site.phase == "weight_after"
-        roundings = FEW_ROUNDINGS
-        if unit < _SHORT:
-            roundings = max(MANY_ROUNDINGS, SERIAL * sqrt(min(LONGEST, longest_sum(step, cut))))
+        roundings = FEW_ROUNDINGS if update or unit >= _SHORT else MANY_ROUNDINGS
         sizes = np.where(finite, np.abs(reference), 0.0)
-        limit = (FEW_ROUNDINGS if update else roundings) * unit * sizes
+        limit = roundings * unit * sizes
         if not update:  # what cancels to nothing leaves roundings of what it was made of
-            limit = limit + (1 if site.phase == "fwd" else CANCELLED) * unit * np.sqrt(np.mean(np.square(sizes)))
+            limit = limit + unit * np.sqrt(np.mean(np.square(sizes)))
         if (error <= limit).all():
             return None
-        limit = limit + _noise(trace, step, cut, reference, unit, roundings, update)
+        limit = limit + SPREADS * _along_rows(_spread(trace, step, cut, reference, update))
         if (error <= limit).all():
             return None
         worst = int(np.argmax(error - limit))
@@ -104,33 +99,14 @@ def _compared(trace: Trace, step: Step, site: Site, cut: Cut, recorded: Array, m
     )
 
 
-def longest_sum(step: Step, cut: Cut) -> int:
-    """How many terms the longest sum among some calls has."""
-    longest = 1
-    for number in cut.nodes:
-        node = step.nodes[number]
-        if not isinstance(node, Call):
-            continue
-        name = node.op.split(".")[1]
-        read = [prod(one.shape) for ref in reads(node) if (one := step.type_of(ref)) is not None]
-        made = [max(1, prod(result.shape)) for result in node.results if result is not None]
-        if not read or not made:
-            continue
-        if name in _PRODUCTS and len(read) > 1:
-            longest = max(longest, isqrt(sorted(read)[-1] * sorted(read)[-2] // min(made)))
-        elif any(word in name for word in _SUMS):
-            longest = max(longest, max(read) // min(made))
-    return longest
-
-
-def _noise(trace: Trace, step: Step, cut: Cut, exact: Floats, unit: float, roundings: float, update: bool) -> Floats:
-    """How far rounding moves each element: what it reads by one rounding, and what is between in its own dtype."""
+def _spread(trace: Trace, step: Step, cut: Cut, exact: Floats, update: bool) -> Floats:
+    """How far each element moves in runs that round at random; a weight that is only moved is known exactly."""
+    steady = frozenset(ref for ref, site in cut.given.items() if update and site.phase == "weight")
     spread = np.zeros(exact.shape)
-    for draw in range(SHAKEN):
-        shaken = Interpreter(step, trace, tensors=_shaker(trace, draw, unit, update), exact=True).array_of(cut)
-        spread = np.maximum(spread, np.abs(real_parts(shaken) - exact))
-    rounded = np.abs(real_parts(Interpreter(step, trace).array_of(cut)) - exact)
-    return roundings * _along_rows(spread) + FEW_ROUNDINGS * _along_rows(rounded)
+    for seed in SEEDS:
+        made = Interpreter(step, trace, exact=True, shaken=Shake(seed, steady)).array_of(cut)
+        spread = np.maximum(spread, np.abs(real_parts(made) - exact))
+    return spread
 
 
 def _along_rows(spread: Floats) -> Floats:
@@ -139,17 +115,3 @@ def _along_rows(spread: Floats) -> Floats:
     if not spread.ndim:
         return spread
     return np.maximum(spread, np.sqrt(np.mean(np.square(spread), -1, keepdims=True)))
-
-
-def _shaker(trace: Trace, draw: int, unit: float, update: bool):  # type: ignore[no-untyped-def]
-    """Recorded tensors, each number moved by one rounding up or down; a weight that is only moved is left alone."""
-    generator = np.random.default_rng(draw)
-
-    def shaken(site: Site) -> Array | None:
-        array = trace.array(site)
-        if array.dtype.kind not in "fVc" or (update and site.phase == "weight"):
-            return None
-        values = wide(array)
-        return values * (1.0 + unit * generator.choice((-1.0, 1.0), values.shape))
-
-    return shaken

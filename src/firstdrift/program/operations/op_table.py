@@ -137,7 +137,7 @@ PORTS = {
 OPERATIONS: list[Operation] = []
 
 
-def entry(*names: str, inputs: int = 1, outputs: int = 1, **settings: tuple[Any, ...]) -> Callable[[Formula], Formula]:
+def entry(*names: str, inputs: int = 1, outputs: int = 1, **settings: Any) -> Callable[[Formula], Formula]:
     """Enter a formula into the table; a setting is given as its kind, default and further names."""
 
     def add(formula: Formula) -> Formula:
@@ -148,7 +148,7 @@ def entry(*names: str, inputs: int = 1, outputs: int = 1, **settings: tuple[Any,
     return add
 
 
-def enter(function: Callable[..., Tensor], *names: str, inputs: int = 1, **settings: tuple[Any, ...]) -> None:
+def enter(function: Callable[..., Tensor], *names: str, inputs: int = 1, **settings: Any) -> None:
     """Enter a function of torch that takes tensors, and settings by the names that they have here."""
     entry(*names, inputs=inputs, **settings)(
         lambda x, w, s: function(*x[:inputs], **{name: getattr(s, name) for name in settings})

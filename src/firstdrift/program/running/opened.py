@@ -282,7 +282,7 @@ def _plus(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return added
 
 
-def _convolution(
+def _biased(
     data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *sizes: Any
 ) -> torch.Tensor:  # fmt: skip
     found: torch.Tensor = aten.convolution(data, weight, None, *sizes)
@@ -296,6 +296,6 @@ STEPS: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: _plus(aten.mm),
     aten.baddbmm.default: _plus(aten.bmm),
     aten.addmv.default: _plus(aten.mv),
-    aten.convolution.default: _convolution,
+    aten.convolution.default: _biased,
     aten.tanh.default: lambda data: torch.sigmoid(data * 2) * 2 - 1,
 }
