@@ -406,9 +406,9 @@ def _drawn_ones(func):
 def drawn_steps():
     import torch
 
-    from firstdrift.program.running.rounding import _moved
+    from firstdrift.program.running.rounding import rounded_once
 
-    moved = _moved(torch.ones(10_000, dtype=torch.float64), F32, 1)
+    moved = rounded_once(torch.ones(10_000, dtype=torch.float64), F32, 1)
     assert 0.9 < float((moved - 1).abs().max()) / F32 < 1.1
 
 

@@ -12,7 +12,7 @@ import firstdrift as fd
 from firstdrift.core.sites import Site
 from firstdrift.demo.port import Port
 from firstdrift.demo.probes import PROBES
-from firstdrift.program.building.op_fit import MOST_TRIALS, fit
+from firstdrift.program.building.op_fit import fit
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.library import library_program
@@ -65,10 +65,9 @@ def test_operations_of_npy_steps_are_inferred(port):
     assert all(found.values())
     assert len(found) == len(PROBES.read_text().split())
     assert str(found["ln1"]) == "LayerNorm(eps=1e-05)"
-    assert found["ln1"].inferred
-    told = {one.site: one.told for one in found.values()}
-    program = library_program(trace, told)
-    assert program.inferred == told
+    inferred = {site: found[site.name] for site in sites}
+    program = library_program(trace, inferred)
+    assert program.inferred == inferred
     assert all(program.why_not(site) is None for site in sites)
 
 
@@ -201,7 +200,6 @@ def test_an_operation_is_inferred_if_it_reproduces_everything(name, tmp_path):
         writer.put("y", "fwd", function(x, w), producers=["x"])
     found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "y", "out"))
     assert expected == (None if found is None else str(found))
-    assert found is None or found.trials <= MOST_TRIALS
 
 
 NAMED = {
@@ -245,7 +243,7 @@ def test_a_sum_in_a_chain_is_found_with_the_tensor_before(tmp_path):
         writer.put("b", "fwd", x + x.tanh())
     found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "b", "out"))
     assert str(found) == "Add"
-    assert {site.name for site in found.told.reads} == {"a", "x"}
+    assert {site.name for site in found.reads} == {"a", "x"}
 
 
 def attended(q, k, v, heads, causal):
@@ -268,4 +266,4 @@ def test_attention_is_found_whose_heads_lie_beside_each_other(tmp_path, heads, s
         writer.put("y", "fwd", attended(*tensors.values(), heads, causal), **graph)
     found = fit(fd.open_trace(tmp_path / "t"), Site(0, "fwd", "y", "out"))
     assert str(found) == f"ScaledDotProductAttention(is_causal={causal}, heads={heads})"
-    assert "".join(site.name for site in found.told.reads) == "qkv"
+    assert "".join(site.name for site in found.reads) == "qkv"

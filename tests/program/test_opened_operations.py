@@ -15,7 +15,7 @@ from firstdrift.program.calls import Ref
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
 from firstdrift.program.running.opened import opened
-from firstdrift.program.running.rounding import Shake
+from firstdrift.program.running.shaking import Shake
 from firstdrift.program.written.read_program import read_program
 
 aten = torch.ops.aten

@@ -97,7 +97,7 @@ def test_every_kind_of_leaf_and_argument_is_read(tmp_path):
     sources = [leaf.source for leaf in found.nodes[2:6]]
     assert sources == [
         Bytes(tuple(at)), Inline((1, 2.5, "inf")), Missing("the disk was full"),
-        Earlier(fd.Site(0, "fwd", "fc", "out"), 1),
+        Earlier(fd.Site(0, "fwd", "fc", "out")),
     ]  # fmt: skip
     assert found.nodes[2].name == "fc.scale"
     call = found.nodes[6]

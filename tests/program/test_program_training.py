@@ -277,7 +277,7 @@ def test_what_the_step_before_left_is_a_leaf_that_says_so(tmp_path):
     assert found.leaves(Earlier, 0) == []
     for number in (1, 2):
         sources = {leaf.source for leaf in found.leaves(Earlier, number)}
-        assert Earlier(fd.Site(number - 1, "optim", "0", "weight.momentum_buffer"), 1) in sources
+        assert Earlier(fd.Site(number - 1, "optim", "0", "weight.momentum_buffer")) in sources
     assert_replays(found)
 
 

@@ -13,7 +13,8 @@ from firstdrift.kernels import noises
 from firstdrift.program.interpreter import Interpreter
 from firstdrift.program.process_settings import as_recorded
 from firstdrift.program.running import rounding
-from firstdrift.program.running.rounding import Rounding, Shake, Unmoved, _moved
+from firstdrift.program.running.rounding import Rounding, rounded_once
+from firstdrift.program.running.shaking import Shake, Unmoved
 
 SEEDS = range(8)
 FACTOR = 8
@@ -107,21 +108,21 @@ def test_a_seed_gives_the_same_numbers_everywhere_and_another_seed_others(tmp_pa
 def test_a_number_of_memory_that_is_looked_at_twice_is_moved_once():
     for dtype in (torch.float64, torch.complex128):
         column = torch.randn(4, 1, 2, dtype=dtype)
-        moved = _moved(column.expand(4, 3, 2), 2.0**-24, 1)
+        moved = rounded_once(column.expand(4, 3, 2), 2.0**-24, 1)
         assert (moved != column).all()
         assert moved.is_contiguous()
-        assert torch.equal(moved, _moved(column, 2.0**-24, 1).expand(4, 3, 2))
+        assert torch.equal(moved, rounded_once(column, 2.0**-24, 1).expand(4, 3, 2))
 
 
 def test_the_order_of_memory_does_not_matter():
     tensor = torch.randn(4, 3, dtype=torch.float64)
-    assert torch.equal(_moved(tensor.t(), 2.0**-24, 1), _moved(tensor.t().contiguous(), 2.0**-24, 1))
+    assert torch.equal(rounded_once(tensor.t(), 2.0**-24, 1), rounded_once(tensor.t().contiguous(), 2.0**-24, 1))
 
 
 def test_one_rounding_is_0_42_of_a_unit_in_the_root_mean_square():
     sizes = 2.0 ** torch.linspace(-3, 3, 1 << 16, dtype=torch.float64)
     for unit in (2.0**-24, 2.0**-8):
-        off = (_moved(sizes, unit, 1) / sizes - 1) / unit
+        off = (rounded_once(sizes, unit, 1) / sizes - 1) / unit
         assert float(off.square().mean().sqrt()) == pytest.approx(0.42, rel=0.02)
 
 

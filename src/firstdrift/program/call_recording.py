@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .calls import Call, NotReplayableError, Ref, Type
 from .op_facts import results_of, written_by
-from .running.allowed import operation
+from .running.calling import operation
 from .torch_values import DTYPE_NAMES, plain
 
 MOST_CALLS = 20_000  # of one function

@@ -68,7 +68,6 @@ class Earlier(NamedTuple):
     """A site that an earlier step recorded: what it left is what this step began with."""
 
     site: Site
-    steps_ago: int
 
 
 class Bytes(NamedTuple):

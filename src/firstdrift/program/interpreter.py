@@ -15,13 +15,13 @@ from .calls import ControlDiffersError, NotReplayableError, Ref, Step
 from .control import NumberRead
 from .costs import LIMITS, Cost, Limits, check_cost, cost_of, why_too_much
 from .cuts import Cut
-from .running.allowed import operation
-from .running.batching import Taken, batch_of, counts_of_parts, parts_of
-from .running.making import FAILURES
+from .running.batching import batch_of
+from .running.calling import FAILURES, operation
 from .running.nodes import Nodes, Tensors, Values
 from .running.op_kinds import decisions
+from .running.parts import Taken, counts_of_parts, parts_of
 from .running.read_numbers import SEEDS, are_same, is_whole, listed, plain_number, sentence, unit_of, where
-from .running.rounding import Shake
+from .running.shaking import Shake
 from .torch_values import array_of, decoded, tensor_of
 
 __all__ = ["ControlDiffersError", "Interpreter", "NotReplayableError", "operation"]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ..core.records import Record
 from ..core.sites import Site
 from ..core.traces import Trace
 from .building.call_templates import Template
 from .building.library_backward import Backward
-from .building.library_forward import NOTE, Building, Told, told_of
+from .building.library_forward import NOTE, Building, OpSpec, op_spec_of
 from .building.library_updates import Updates
 from .building.reproduction import cuts_of, why_not
 from .calls import Call, Program, Ref, Step
@@ -23,13 +22,6 @@ from .cuts import Cut, Cuts
 from .interpreter import NotReplayableError
 
 MOST_NODES = 2_000_000  # of a step
-
-
-class Built(NamedTuple):
-    """A step, and why sites have no call in it."""
-
-    step: Step
-    reasons: Mapping[Site, str]
 
 
 @dataclass(frozen=True)
@@ -63,17 +55,17 @@ class LibraryProgram(Program):
         return any(site in step.sites and step.sites[site].node in inside for site in self.asked.inferred)
 
     @property
-    def inferred(self) -> Mapping[Site, Told]:
+    def inferred(self) -> Mapping[Site, OpSpec]:
         """The operations that no run said, and that were found by trying them."""
         return self.asked.inferred
 
 
-def library_program(trace: Trace, inferred: Mapping[Site, Told] | None = None) -> LibraryProgram | None:
+def library_program(trace: Trace, inferred: Mapping[Site, OpSpec] | None = None) -> LibraryProgram | None:
     """The program that a trace's `op` and `attrs` mean; None where it names no operation that the library has.
 
     `inferred` adds operations that were found by trying them, for sites that name none.
     """
-    if not any(told_of(record, inferred or {}) for record in trace.records):
+    if not any(op_spec_of(record, inferred or {}) for record in trace.records):
         return None
     steps = Steps(trace, inferred)
     return LibraryProgram({"program": 1, "notes": [NOTE]}, steps, asked=steps)
@@ -82,18 +74,18 @@ def library_program(trace: Trace, inferred: Mapping[Site, Told] | None = None) -
 class Steps(Mapping[int, Step]):
     """The steps of a trace, each made when it is asked for."""
 
-    def __init__(self, trace: Trace, inferred: Mapping[Site, Told] | None = None) -> None:
+    def __init__(self, trace: Trace, inferred: Mapping[Site, OpSpec] | None = None) -> None:
         self.trace = trace
         self.inferred = inferred or {}
-        self._made: dict[int, Built] = {}
-        self._cuts: dict[int, Cuts] = {}
+        self._made: dict[int, tuple[Step, Cuts]] = {}
+        self._reasons: dict[Site, str] = {}  # why sites have no call
         self._templates: dict[tuple[object, ...], Template] = {}
         self._records: dict[int, list[Record]] = {}
         for record in trace.records:
             self._records.setdefault(record.site.step, []).append(record)
 
     def __getitem__(self, number: int) -> Step:
-        return self.built(number).step
+        return self._built(number)[0]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._records)
@@ -104,12 +96,6 @@ class Steps(Mapping[int, Step]):
     def __contains__(self, number: object) -> bool:
         return number in self._records
 
-    def built(self, number: int) -> Built:
-        """A step with the reasons for what it lacks."""
-        if number not in self._made:
-            self._made[number] = _build(self.building(number))
-        return self._made[number]
-
     def building(self, number: int) -> Building:
         """A step with nothing in it yet."""
         return Building(self.trace, self._records[number], number, self.inferred, self._templates)
@@ -118,32 +104,33 @@ class Steps(Mapping[int, Step]):
         """Why a site has no call that reproduces it."""
         if site.step not in self:
             return "the trace has no such step"
-        step, reasons = self.built(site.step)
+        step, cuts = self._built(site.step)
         if site not in step.sites:
-            return reasons.get(site, "the library has no call for it")
-        if site.step not in self._cuts:
-            self._cuts[site.step] = cuts_of(self.trace, step)
-        return why_not(self.trace, step, site, self._cuts[site.step])
+            return self._reasons.get(site, "the library has no call for it")
+        return why_not(self.trace, step, site, cuts)
 
+    def _built(self, number: int) -> tuple[Step, Cuts]:
+        """A step, made record by record in causal order, and its cuts."""
+        if number not in self._made:
+            step = self._build(self.building(number))
+            self._made[number] = step, cuts_of(self.trace, step)
+        return self._made[number]
 
-def _build(building: Building) -> Built:
-    """A step, made record by record in causal order."""
-    backward, updates = Backward(building), Updates(building)
-    makers = {
-        "input": building.given, "weight": building.given, "fwd": building.operation, "loss": building.operation,
-        "lossgrad": backward.lossgrad, "agrad": backward.agrad, "grad": backward.grad,
-        "grad_scaled": updates.grad_scaled, "optim": updates.update, "weight_after": updates.update,
-    }  # fmt: skip
-    reasons: dict[Site, str] = {}
-    for record in building.records:
-        if record.at is None or record.shape is None:
-            continue
-        try:
-            if len(building.nodes) > MOST_NODES:
-                raise NotReplayableError(f"the step has more than {MOST_NODES} calls")
-            makers[record.site.phase](record)
-        except NotReplayableError as error:
-            reasons[record.site] = str(error)
-    optimizers, notes = tuple(building.optimizers), tuple(building.notes)
-    step = Step(building.number, tuple(building.nodes), (), building.sites, optimizers, notes)
-    return Built(step, reasons)
+    def _build(self, building: Building) -> Step:
+        backward, updates = Backward(building), Updates(building)
+        makers = {
+            "input": building.given, "weight": building.given, "fwd": building.operation, "loss": building.operation,
+            "lossgrad": backward.lossgrad, "agrad": backward.agrad, "grad": backward.grad,
+            "grad_scaled": updates.grad_scaled, "optim": updates.update, "weight_after": updates.update,
+        }  # fmt: skip
+        for record in building.records:
+            if record.at is None or record.shape is None:
+                continue
+            try:
+                if len(building.nodes) > MOST_NODES:
+                    raise NotReplayableError(f"the step has more than {MOST_NODES} calls")
+                makers[record.site.phase](record)
+            except NotReplayableError as error:
+                self._reasons[record.site] = str(error)
+        optimizers, notes = tuple(building.optimizers), tuple(building.notes)
+        return Step(building.number, tuple(building.nodes), (), building.sites, optimizers, notes)

@@ -13,8 +13,7 @@ import torch
 from .call_recording import CallRecording
 from .calls import Call, NotReplayableError, Ref
 from .op_facts import flat
-from .running.allowed import operation, with_copies
-from .running.making import FAILURES
+from .running.calling import FAILURES, operation, with_copies
 from .running.opened import opened
 from .torch_values import decoded, lifted
 

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +23,10 @@ from .cuts import Cut
 from .edits import ROUNDED, Edit, Fragment
 from .op_facts import results_of, written_by
 from .openings import opened_by
-from .running.allowed import operation, with_copies
-from .running.batching import Taken, batch_of, parts_of
-from .running.making import FAILURES, made_otherwise
+from .running.batching import batch_of
+from .running.calling import FAILURES, made_otherwise, operation, with_copies
 from .running.nodes import Nodes, Tensors, as_cast
+from .running.parts import Taken, parts_of
 from .running.unchecked import refuse_long, refuse_unfit
 from .torch_values import TORCH_DTYPES, array_of, decoded, lifted
 
@@ -70,19 +69,16 @@ class Rerun:
                 self._values.setdefault(Ref(number, at), tensor)
         self._link()
 
-    def _running(self, step: Step) -> Nodes:
+    def _running(self, step: Step, *, alone: bool = False) -> Nodes:
+        """What runs nodes of a step; each `alone` in float64, whatever the run is in."""
         trace, tensors, kept, taken = self._again
-        return Nodes(
-            step,
-            trace,
-            tensors,
-            exact=self.exact,
-            shaken=None,
-            taken=taken or {},
-            kept=kept if self.exact else frozenset(),
-        )
+        kept = kept if self.exact and not alone else frozenset()
+        return Nodes(step, trace, tensors, exact=self.exact or alone, shaken=None, taken=taken or {}, kept=kept)
 
     def _link(self) -> None:
+        nodes = [(number, self.step.nodes[number]) for number in self.order]
+        self.calls = {number: node for number, node in nodes if isinstance(node, Call)}
+        self.leaves = {Ref(number): node for number, node in nodes if isinstance(node, Leaf)}
         self.readers: dict[Ref, list[int]] = defaultdict(list)
         for number in self.order:
             for ref in dict.fromkeys(reads(self.step.nodes[number])):
@@ -100,18 +96,6 @@ class Rerun:
                 for ref in dict.fromkeys(reads(node)):
                     found[self._renamed.get(ref, ref)].append(number)
         return found
-
-    @cached_property
-    def calls(self) -> dict[int, Call]:
-        """The calls, in order."""
-        nodes = ((number, self.step.nodes[number]) for number in self.order)
-        return {number: node for number, node in nodes if isinstance(node, Call)}
-
-    @cached_property
-    def leaves(self) -> dict[Ref, Leaf]:
-        """What no call made, in order."""
-        nodes = ((number, self.step.nodes[number]) for number in self.order)
-        return {Ref(number): node for number, node in nodes if isinstance(node, Leaf)}
 
     @property
     def refs(self) -> list[Ref]:
@@ -146,10 +130,8 @@ class Rerun:
 
     def alone(self, number: int) -> Array | None:
         """What one call makes in float64 of what it was given in this run; None where it cannot be made so."""
-        trace, tensors, _, taken = self._again
-        nodes = Nodes(self.step, trace, tensors, exact=True, shaken=None, taken=taken or {}, kept=frozenset())
         try:
-            made = nodes.run(number, lambda ref: lifted(self._values[ref]))
+            made = self._running(self.step, alone=True).run(number, lambda ref: lifted(self._values[ref]))
         except (*FAILURES, NotReplayableError):
             return None
         return array_of(made[0]) if made else None
@@ -276,12 +258,10 @@ class Rerun:
             renamed |= {Ref(number, at): ref for at, ref in enumerate(found.results) if ref is not None}
         if not renamed:
             return None
-        other = object.__new__(Rerun)
-        other.step = replace(self.step, nodes=tuple(nodes))
-        other.order, other.given, other.spent, other.exact = tuple(order), self.given, self.spent, self.exact
+        other = copy(self)
+        other.step, other.order = replace(self.step, nodes=tuple(nodes)), tuple(order)
         other.target = renamed.get(self.target, self.target)
-        other._again, other._written, other._values = self._again, written, values
-        other._renamed, other.axis = self._renamed | renamed, self.axis
+        other._written, other._values, other._renamed = written, values, self._renamed | renamed
         other._nodes = other._running(other.step)
         other._link()
         return other

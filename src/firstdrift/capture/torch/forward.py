@@ -12,9 +12,9 @@ from torch import nn
 from ...core.sites import Site
 from ...core.strict_json import Json
 from .backward import Backward
+from .calls.ops import Operations
 from .hooks import is_compiled
 from .names import attrs_of, behind, classes_of, is_scripted, layer_of, named_arguments, numbered_arguments
-from .ops import Operations
 from .run import Run
 from .tensor_values import leaves, outputs
 

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from ...core import taps
 from .calls.modes import functions_aside
-from .ops import unseen
+from .calls.ops import unseen
 from .turns import in_backward as in_backward
 from .turns import this_thread
 

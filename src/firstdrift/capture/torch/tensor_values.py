@@ -16,13 +16,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...core.arrays import as_array
-from ...core.dtypes import ML_NAMES, dtype_name, numpy_dtype
+from ...core.dtypes import dtype_name, numpy_dtype
 from ...core.records import NOT_COMPARABLE
 from ...core.sites import check_name
 from ...core.traces import Array
 from ...errors import SiteError
-
-_ML = {getattr(torch, name): short for short, name in ML_NAMES.items() if hasattr(torch, name)}
+from ...program.torch_values import DTYPE_NAMES
 
 _counting = ContextVar("counting", default=False)
 _LONGEST_KEY = 256  # characters of a key that can be a port
@@ -108,12 +107,9 @@ def takes_gradient(tensor: torch.Tensor) -> bool:
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    if dtype in _ML:
-        return numpy_dtype(_ML[dtype])
-    try:
-        return np.dtype(str(dtype).removeprefix("torch."))
-    except TypeError:
-        raise NotComparableError(f"not comparable: dtype {dtype}") from None
+    if dtype not in DTYPE_NAMES:
+        raise NotComparableError(f"not comparable: dtype {dtype}")
+    return numpy_dtype(DTYPE_NAMES[dtype])
 
 
 def is_spread(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from ...core.traces import Trace
 from ...pair.pairs import Pair
 
 if TYPE_CHECKING:
-    from ...program.building.library_forward import Told
+    from ...program.building.library_forward import OpSpec
     from ...program.calls import Program
     from ...program.library import LibraryProgram
     from .replays import Own, Replays
@@ -77,24 +77,23 @@ def program_for(trace: Trace, asked: Sequence[Site]) -> Program | None:
     return library_program(trace, inferred) if inferred else named
 
 
-def _inferred(trace: Trace, asked: Sequence[Site], named: LibraryProgram | None) -> Mapping[Site, Told]:
+def _inferred(trace: Trace, asked: Sequence[Site], named: LibraryProgram | None) -> Mapping[Site, OpSpec]:
     """The operations that made some sites, where they can be told from the numbers and the names that the trace gives
     them do not say it: a product with a weight in another layout has the same name. One try for each module."""
     from ...program.building.op_fit import fit
 
-    found: dict[Site, Told] = {}
-    known: dict[tuple[str, str, int], Told | None] = {}
+    found: dict[Site, OpSpec] = {}
+    known: dict[tuple[str, str, int], OpSpec | None] = {}
     for record in _needed(trace, asked):
         site = record.site
         key = (site.name, site.port, site.call)
         if named is not None and named.why_not(site) is None:
             continue
         if key not in known:
-            fitted = fit(trace, site)
-            known[key] = None if fitted is None else fitted.told
-        if (told := known[key]) is not None:
-            reads = tuple(one._replace(step=site.step, sample=site.sample) for one in told.reads or ())
-            found[site] = told._replace(reads=tuple(read for read in reads if read in trace) or told.reads)
+            known[key] = fit(trace, site)
+        if (spec := known[key]) is not None:
+            reads = tuple(one._replace(step=site.step, sample=site.sample) for one in spec.reads or ())
+            found[site] = spec._replace(reads=tuple(read for read in reads if read in trace) or spec.reads)
     return found
 
 

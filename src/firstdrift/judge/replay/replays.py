@@ -24,7 +24,7 @@ from ...program.interpreter import Interpreter, NotReplayableError
 from ...program.process_settings import as_recorded
 from ...program.reruns import Piece, Rerun, rerun_of, samples_of
 from ...program.running.op_kinds import decisions, is_kinked
-from ...program.running.rounding import Shake, Unmoved
+from ...program.running.shaking import Shake, Unmoved
 from .counterparts import Counterparts
 
 LIMITS = Limits(calls=50_000, elements=1 << 32, bytes=512 << 20)  # of one replay; a larger one runs in parts

@@ -10,12 +10,8 @@ import torch
 
 from ..call_recording import CallRecording, geometry
 from ..calls import Call, NotReplayableError, Ref, Type
+from ..running.calling import FAILURES
 from ..torch_values import TORCH_DTYPES
-
-FAILURES = (  # what torch, or a formula of ours, raises on shapes and settings that cannot be meant
-    RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImplementedError, AssertionError,
-    AttributeError, MemoryError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ..interpreter import NotReplayableError
 from ..operations.known_operations import named
 from ..operations.op_table import Operation
 from .call_templates import Template, template_of
+from .step_inputs import StepInputs
 
 NOTE = "operations from the library"
 NONE = Ref(0)  # the gradient, where no derivative is asked for
@@ -27,15 +27,17 @@ STAGE_OPERATIONS = {
     "ffn_swigl": "Mul",
 }  # fmt: skip
 
-Call_ = tuple[str, int, int | None]  # a module's name, its call and its sample
 
-
-class Told(NamedTuple):
+class OpSpec(NamedTuple):
     """An operation by name, with its settings; `reads` where it was found out what it reads, too."""
 
     op: str
     attrs: Mapping[str, Json]
     reads: tuple[Site, ...] | None = None
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{key}={item}" for key, item in self.attrs.items())
+        return f"{self.op}({said})" if said else self.op
 
 
 class Made(NamedTuple):
@@ -55,26 +57,26 @@ class Made(NamedTuple):
         return ref._replace(node=ref.node + start)
 
 
-def told_of(record: Record, inferred: Mapping[Site, Told]) -> Told | None:
+def op_spec_of(record: Record, inferred: Mapping[Site, OpSpec]) -> OpSpec | None:
     """The operation of the library that a record names."""
     found = inferred.get(record.site)
     if found is None and record.op is not None:
-        found = Told(record.op, record.attrs)
+        found = OpSpec(record.op, record.attrs)
     elif found is None and (stage := record.details.get("stage")) in STAGE_OPERATIONS:
-        found = Told(STAGE_OPERATIONS[stage], {})
+        found = OpSpec(STAGE_OPERATIONS[stage], {})
     return found if found is not None and named(found.op) is not None else None
 
 
-class Building:
+class Building(StepInputs):
     """One step in the making: its nodes, the values of its sites, and who reads what."""
 
     def __init__(
-        self, trace: Trace, records: Sequence[Record], number: int, inferred: Mapping[Site, Told],
+        self, trace: Trace, records: Sequence[Record], number: int, inferred: Mapping[Site, OpSpec],
         templates: dict[tuple[object, ...], Template] | None = None,
     ) -> None:  # fmt: skip
         self._templates = {} if templates is None else templates  # layers repeat, and finding calls takes long
-        self.trace, self.records, self.number, self.inferred = trace, records, number, inferred
-        self.there = {record.site: record for record in records if record.at is not None}
+        super().__init__(trace, records, number)
+        self.inferred = inferred
         self.nodes: list[Node] = []
         self.sites: dict[Site, Ref] = {}
         self.optimizers: list[dict[str, Json]] = []  # with the settings of their groups
@@ -82,32 +84,29 @@ class Building:
         self.made: dict[Site, Made] = {}
         self.read_by: dict[Site, list[tuple[Site, int]]] = defaultdict(list)  # who reads it, as which argument
         self.strangers: dict[Site, Site] = {}  # who reads it by an operation that the library has not
-        self.weights = _weights(trace, number)
         self._leaves: dict[Site, Ref] = {}
         self._taken: set[Ref] = set()
-        self._graph = any("from" in record.details for record in records)
-        self._entered, self._before = _entered(records), _before(records)
 
     # ---- operations
 
     def operation(self, record: Record) -> None:
         """The calls of what a record names."""
-        site, told = record.site, told_of(record, self.inferred)
+        site, spec = record.site, op_spec_of(record, self.inferred)
         unknown = f"the library has no {record.op}" if record.op else "its operation was not recorded"
-        if told is not None and told.reads is not None:
-            self.place(record, told, told.reads, self.weights_of(record))
+        if spec is not None and spec.reads is not None:
+            self.place(record, spec, spec.reads, self.weights_of(record))
             return
-        inputs = self.reads(record, is_known=told is not None)
+        inputs = self.reads(record, is_known=spec is not None)
         if site.port.startswith("in."):  # what lies between modules
-            told = Told("Reshape" if len(inputs) == 1 else "Add", {})
-        elif told is None and len(inputs) == 1 and inputs[0].name.startswith(f"{site.name}." if site.name else ""):
-            told = Told("Reshape", {})  # what a container returns, its last child made
-        if told is None:
+            spec = OpSpec("Reshape" if len(inputs) == 1 else "Add", {})
+        elif spec is None and len(inputs) == 1 and inputs[0].name.startswith(f"{site.name}." if site.name else ""):
+            spec = OpSpec("Reshape", {})  # what a container returns, its last child made
+        if spec is None:
             self.strangers.update(dict.fromkeys(inputs, site))
             raise NotReplayableError(unknown)
         if not inputs:
             raise NotReplayableError("what it was computed from is not on record")
-        self.place(record, told, inputs, self.weights_of(record))
+        self.place(record, spec, inputs, self.weights_of(record))
 
     def _template(
         self, operation: Operation, settings: Mapping[str, Any], inputs: int, ports: Sequence[str], record: Record,
@@ -121,18 +120,18 @@ class Building:
             self._templates[key] = template_of(function, types)
         return self._templates[key]
 
-    def place(self, record: Record, told: Told, inputs: Sequence[Site], weights: Sequence[tuple[str, Site]]) -> None:
+    def place(self, record: Record, spec: OpSpec, inputs: Sequence[Site], weights: Sequence[tuple[str, Site]]) -> None:
         """Put the calls of an operation into the step."""
-        operation = named(told.op)
+        operation = named(spec.op)
         assert operation is not None
         inputs = as_many(operation, inputs)
-        settings, missing = operation.settled(told.attrs)
+        settings, missing = operation.settled(spec.attrs)
         if missing and record.op is not None:
             said = ", ".join(f"{name} {_shown(settings[name])}" for name in missing)
-            self.notes[f"{told.op}: not recorded, so that its defaults were taken: {said}"] = None
+            self.notes[f"{spec.op}: not recorded, so that its defaults were taken: {said}"] = None
         at = OUTPUTS.get(record.site.port, 0)
         if at >= operation.outputs:
-            raise NotReplayableError(f"{told.op} has no output {record.site.port}")
+            raise NotReplayableError(f"{spec.op} has no output {record.site.port}")
         part = "loss" if record.site.phase == "loss" else "forward"
         made = self.put(record, operation, settings, inputs, weights, at, part)
         for number, one in enumerate(made.sites):
@@ -171,42 +170,6 @@ class Building:
             self.nodes.append(replace(call, args=moved(call.args), kwargs=kwargs, part=part, module=module, of=of))
         return first
 
-    # ---- what an operation reads
-
-    def reads(self, record: Record, *, is_known: bool = True) -> list[Site]:
-        """Its module's inputs, else its producers, else what came before it; nothing where that is not on record.
-
-        Of one that is not known its producers are better: of a container, they are what its last child made.
-        """
-        site, producers = record.site, record.producers
-        between = site.port.startswith("in.")
-        own = [] if between else self._entered.get((site.name, site.call, site.sample), [])
-        if own and (is_known or producers is None):
-            found = own
-        elif producers is not None:
-            found = [producer for producer in producers if producer.phase not in ("weight", "weight_after")]
-        else:
-            found = [] if self._graph or site.phase != "fwd" or between else self._before[site]
-        for one in found:
-            self.type(one)
-        return list(found)
-
-    def weights_of(self, record: Record) -> list[tuple[str, Site]]:
-        """The weights that an operation reads, by port: those among its producers, else its module's own."""
-        if record.site.port.startswith("in."):
-            return []
-        said = [one for one in record.producers or () if one.phase == "weight"]
-        if not said:
-            return list(self.weights.get(record.site.name, {}).items())
-        known = ((one.port, self.weights.get(one.name, {}).get(one.port)) for one in said)
-        return [(port, site) for port, site in known if site is not None]
-
-    def chain(self, record: Record) -> list[Site]:
-        """The outputs that came before one, in order."""
-        sites = list(self._before)
-        before = sites[: sites.index(record.site)] if record.site in self._before else sites
-        return [site for site in before if site.sample == record.site.sample]
-
     # ---- values
 
     def given(self, record: Record) -> None:
@@ -216,7 +179,7 @@ class Building:
     def leaf(self, site: Site) -> Ref:
         """A recorded tensor as it is."""
         if site not in self._leaves:
-            source = site if site.step == self.number else Earlier(site, self.number - site.step)
+            source = site if site.step == self.number else Earlier(site)
             self._leaves[site] = Ref(len(self.nodes))
             self.nodes.append(Leaf(self.type(site), source, f"{site.name}.{site.port}"))
         return self._leaves[site]
@@ -224,15 +187,6 @@ class Building:
     def value(self, site: Site) -> Ref:
         """A recorded tensor as a call made it, or as it is."""
         return self.sites[site] if site in self.sites else self.leaf(site)
-
-    def type(self, site: Site) -> Type:
-        """What is recorded of a tensor."""
-        if site not in self.trace:
-            raise NotReplayableError(f"{site}, which it was computed from, is not in the trace")
-        record = self.trace[site]
-        if record.at is None or record.dtype is None or record.shape is None:
-            raise NotReplayableError(f"{site}, which it was computed from, was recorded without its values")
-        return Type(record.dtype, record.shape)
 
     def call(self, op: str, args: tuple[Any, ...], type_: Type, part: str, module: str, **kwargs: Json) -> Ref:
         """Append one call with one result."""
@@ -275,55 +229,6 @@ def as_many(operation: Operation, inputs: Sequence[Site]) -> Sequence[Site]:
     if len(inputs) < least:
         raise NotReplayableError(f"{operation.names[0]} reads {least} tensors, and {len(inputs)} are on record")
     return inputs if operation.inputs <= 0 else inputs[: operation.inputs]
-
-
-def _weights(trace: Trace, step: int) -> dict[str, dict[str, Site]]:
-    """By module and port, where a step's parameters stand: its own, or what the last step before it left."""
-    found: dict[tuple[str, str], tuple[tuple[int, bool], Site]] = {}
-    for record in trace.records:
-        site = record.site
-        if site.phase not in ("weight", "weight_after") or record.at is None:
-            continue
-        after = site.phase == "weight_after"
-        age = site.step + after, not after
-        if age[0] > step:
-            continue
-        for name, port in [(site.name, site.port), *(alias.rpartition(".")[::2] for alias in record.aliases)]:
-            if (name, port) not in found or found[name, port][0] < age:
-                found[name, port] = age, site
-    modules: dict[str, dict[str, Site]] = {}
-    for (name, port), (_, site) in found.items():
-        modules.setdefault(name, {})[port] = site
-    return modules
-
-
-def _entered(records: Sequence[Record]) -> dict[Call_, list[Site]]:
-    """What goes into each call of a module, in the order of its arguments."""
-    found: dict[Call_, list[Site]] = defaultdict(list)
-    for record in records:
-        site = record.site
-        if site.phase == "fwd" and site.port.startswith("in.") and record.at is not None:
-            found[site.name, site.call, site.sample].append(site)
-    for sites in found.values():
-        sites.sort(key=lambda site: [(part.isdecimal(), part.zfill(9)) for part in re.split(r"\W", site.port)])
-    return found
-
-
-def _before(records: Sequence[Record]) -> dict[Site, list[Site]]:
-    """In a chain, what came before each output: the output before it, or what the model was fed."""
-    fed: dict[int | None, list[Site]] = defaultdict(list)
-    last: dict[int | None, list[Site]] = {}
-    found: dict[Site, list[Site]] = {}
-    for record in records:
-        site = record.site
-        if record.at is None:
-            continue
-        if site.phase == "input":
-            fed[site.sample].append(site)
-        elif site.phase == "fwd" and not site.port.startswith("in."):
-            found[site] = last.get(site.sample) or fed[site.sample] or fed[None]
-            last[site.sample] = [site]
-    return found
 
 
 def _shown(value: Any) -> str:

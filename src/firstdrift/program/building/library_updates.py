@@ -69,9 +69,9 @@ class Updates:
             )
         settings, _ = rule.settled({**said, **own})
         states = self._states_before(weight, settings)
-        told: dict[str, Json] = {"class": rule.names[0], "groups": [dict(settings)]}
-        if told not in self._step.optimizers:
-            self._step.optimizers.append(told)
+        optimizer: dict[str, Json] = {"class": rule.names[0], "groups": [dict(settings)]}
+        if optimizer not in self._step.optimizers:
+            self._step.optimizers.append(optimizer)
         self._step.put(record, rule, settings, (weight, gradient), states, at, "optimizer")
 
     @property

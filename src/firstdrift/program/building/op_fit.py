@@ -8,7 +8,6 @@ alone; the number of trials is bounded, so that the answer does not depend on th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, permutations, product
 from math import inf, prod
 from typing import Any
@@ -25,13 +24,13 @@ from ...core.traces import Trace
 from ...errors import FirstdriftError
 from ..calls import Step
 from ..interpreter import NotReplayableError
-from ..library import LibraryProgram, Steps, library_program
+from ..library import Steps
 from ..operations.function_formulas import ACTIVATIONS
 from ..operations.known_operations import named
 from ..operations.op_table import Operation
+from ..running.calling import FAILURES
 from ..torch_values import lifted, tensor_of
-from .call_templates import FAILURES
-from .library_forward import OUTPUTS, Building, Told, as_many
+from .library_forward import OUTPUTS, Building, OpSpec, as_many
 from .reproduction import APART, left_of, why_not
 
 Sizes = tuple[int, ...]
@@ -51,26 +50,7 @@ FAR = 2 * APART  # of its norm: a formula that leaves so much of a tensor did no
 PRODUCTS = frozenset({named("Linear"), named("MatMul"), named("Gemm")})  # of which a weight may lie either way
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """An operation that was found by trying: not said by the run, and to be called inferred wherever it is used."""
-
-    site: Site
-    told: Told
-    trials: int
-
-    inferred = True
-
-    def program(self, trace: Trace) -> LibraryProgram | None:
-        """The trace's program with this operation in it."""
-        return library_program(trace, {self.site: self.told})
-
-    def __str__(self) -> str:
-        said = ", ".join(f"{key}={item}" for key, item in self.told.attrs.items())
-        return f"{self.told.op}({said})" if said else self.told.op
-
-
-def fit(trace: Trace, site: Site) -> Fitted | None:
+def fit(trace: Trace, site: Site) -> OpSpec | None:
     """The operation that made a forward tensor; None if nothing in the library reproduces it."""
     if site not in trace or trace[site].at is None or site.phase != "fwd":
         return None
@@ -83,13 +63,13 @@ def fit(trace: Trace, site: Site) -> Fitted | None:
     best, least = None, inf
     steps = Steps(trace)
     formulas = _Formulas(trace, trace[site], steps.building(site.step))
-    for trials, (reads, trial) in enumerate(islice(_trials(formulas.building, trace[site]), MOST_TRIALS), 1):
-        told = Told(*trial, reads)
-        if best is not None and (best.told.op, best.told.reads) != (told.op, told.reads):
+    for reads, trial in islice(_trials(formulas.building, trace[site]), MOST_TRIALS):
+        spec = OpSpec(*trial, reads)
+        if best is not None and (best.op, best.reads) != (spec.op, spec.reads):
             break
-        left = _left(steps, trace[site], told) if formulas.may_have_made(told) else None
+        left = _left(steps, trace[site], spec) if formulas.may_have_made(spec) else None
         if left is not None and left < least:
-            best, least = Fitted(site, told, trials), left
+            best, least = spec, left
     return best
 
 
@@ -103,16 +83,16 @@ class _Formulas:
         self._recorded = wide(trace.array(record.site))
         self._tensors: dict[Site, torch.Tensor] = {}
 
-    def may_have_made(self, told: Told) -> bool:
+    def may_have_made(self, spec: OpSpec) -> bool:
         """Whether an operation gives about what was recorded; true also of what is too large to try."""
-        operation = named(told.op)
+        operation = named(spec.op)
         assert operation is not None
         try:
-            inputs = as_many(operation, told.reads or ())
+            inputs = as_many(operation, spec.reads or ())
             sites = (*inputs, *(site for _, site in self._weights))
             if sum(prod(self.building.type(one).shape) for one in (*sites, self._record.site)) > SCREENED:
                 return True
-            settings, _ = operation.settled(told.attrs)
+            settings, _ = operation.settled(spec.attrs)
             given = [self._tensor(one) for one in sites]
             made = self._made(operation, settings, len(inputs), given)
         except (NotReplayableError, FirstdriftError, *FAILURES):
@@ -140,11 +120,11 @@ class _Formulas:
         return self._tensors[site]
 
 
-def _left(steps: Steps, record: Record, told: Told) -> float | None:
+def _left(steps: Steps, record: Record, spec: OpSpec) -> float | None:
     """What an operation leaves of a tensor that it reproduces; None where it does not."""
     building = steps.building(record.site.step)
     try:
-        building.place(record, told, told.reads or (), building.weights_of(record))
+        building.place(record, spec, spec.reads or (), building.weights_of(record))
     except NotReplayableError:
         return None
     step = Step(record.site.step, tuple(building.nodes), (), building.sites)
@@ -158,8 +138,8 @@ def _trials(building: Building, record: Record) -> Iterator[tuple[tuple[Site, ..
     for reads in _reads(building, record):
         shapes = [building.type(read).shape for read in reads]
         tried = _of_several(shapes, record.shape) if len(reads) > 1 else _of_one(shapes[0], record.shape, weights)
-        told = {repr(one): one for trial in tried if (one := _as_said(record, *trial)) is not None}
-        yield from ((reads, trial) for trial in told.values())
+        fitting = {repr(one): one for trial in tried if (one := _as_said(record, *trial)) is not None}
+        yield from ((reads, trial) for trial in fitting.values())
 
 
 def _as_said(record: Record, op: str, attrs: dict[str, Json]) -> Trial | None:

@@ -16,7 +16,7 @@ from ..calls import Call, Step
 from ..cuts import Cut, Cuts
 from ..interpreter import Interpreter, NotReplayableError
 from ..running.read_numbers import SEEDS
-from ..running.rounding import Shake
+from ..running.shaking import Shake
 
 Floats = NDArray[np.float64]
 MOST_ELEMENTS = 1 << 28  # of all tensors between what is read and what is made

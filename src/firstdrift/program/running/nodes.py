@@ -13,11 +13,20 @@ from ...core.traces import Array, Trace
 from ..calls import Call, ControlDiffersError, Earlier, Leaf, NotReplayableError, Ref, Step, Type
 from ..op_facts import Facts, flat
 from ..torch_values import LIFTED, TORCH_DTYPES, decoded, lifted, tensor_of
-from .allowed import operation
-from .batching import Taken, part_of, whole_leaf
-from .making import AFTER_DRAWING, FAILURES, FUNCTIONS_BY_NAME, differentiable, made, made_otherwise, unknown
+from .calling import (
+    AFTER_DRAWING,
+    FAILURES,
+    FUNCTIONS_BY_NAME,
+    differentiable,
+    made,
+    made_otherwise,
+    operation,
+    unknown,
+)
+from .parts import Taken, part_of, whole_leaf
 from .read_numbers import where
-from .rounding import Rounding, Shake, Shaking
+from .rounding import Rounding
+from .shaking import Shake, Shaking
 from .stored_tensors import array_of_leaf, array_of_site, laid_out, lies_so
 
 Values = Sequence[torch.Tensor]

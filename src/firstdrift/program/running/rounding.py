@@ -19,10 +19,9 @@ A sum of what is the same for every seed is added up once, and its error drawn f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -33,9 +32,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...core.dtypes import UNIT_ROUNDOFF
 from ...kernels import noises
-from ..calls import Call, Leaf, Ref, Step, Type, reads
 from ..op_facts import facts_of, written_by
-from .allowed import operation
 from .op_kinds import (
     ATTENTION,
     EXACT,
@@ -46,13 +43,10 @@ from .op_kinds import (
     is_sum,
     moves,
     plain_name,
-    unit_of,
 )
 from .opened import STEPS, opened
-from .scalars import Scalars
-from .sums import LONG, Sum, added_up, listed, tensors_in
+from .sums import Sum, added_up, listed, tensors_in
 
-T = TypeVar("T")
 Sums = Callable[[int, Callable[[], list[Sum]]], list[Sum]]  # those of an operation, made if nobody has made them
 
 STEP = 2.0  # unit roundoffs of a power of two, from one number of a dtype to the next
@@ -72,112 +66,6 @@ _LEAST = {
     UNIT_ROUNDOFF["bf16"]: 2.0**-126, UNIT_ROUNDOFF["f32"]: 2.0**-126,
 }  # fmt: skip
 _RESULTS = 1 << 20  # where the numbers of results begin, behind those of what is read
-_UNMOVED_BYTES = 128 << 20
-
-
-class Unmoved:
-    """What is the same for every seed of a step, while it is small: what it starts from, what it decides, and the sums
-    of what was not moved. Runs share one that differ in their seeds alone, and start from nothing that is moved."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self._found: dict[Hashable, Any] = {}
-        self._left = _UNMOVED_BYTES
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is known by a key, made if nobody has made it."""
-        if key in self._found:
-            known: T = self._found[key]
-            return known
-        found = make()
-        size = sum(tensor.nbytes for tensor in tensors_in(found))
-        if size <= self._left:
-            self._left -= size
-            self._found[key] = found
-        return found
-
-    def sums(self, node: int, at: int, make: Callable[[], list[Sum]]) -> list[Sum]:
-        """Those of an operation inside a node."""
-        return self.once(("sum", node, at), make)
-
-
-@dataclass(frozen=True, slots=True)
-class Shake:
-    """By which numbers a run is moved; which of the tensors that it starts from are
-    known to the last digit; a unit roundoff that nothing is finer than; which result is not rounded as it is stored,
-    because whoever asks for it does so; how many roundings each one is; whether a run decides for itself; and what it
-    shares with runs of other seeds, which only one may that is `steady` all over."""
-
-    seed: int
-    steady: frozenset[Ref] = frozenset()
-    coarsest: float = 0.0
-    target: Ref | None = None
-    times: float = 1.0
-    free: bool = False
-    unmoved: Unmoved | None = None
-
-
-class Shaking:
-    """The rounding of one seed: the same on every machine."""
-
-    def __init__(self, step: Step, shake: Shake) -> None:
-        self._step = step
-        self._shake = shake
-        self._open = frozenset() if shake.target is None else _handed_on_from(step, shake.target)
-        # A run of part of the samples is one of another step.
-        self.unmoved = shake.unmoved if shake.unmoved is not None and shake.unmoved.step is step else None
-        self._roundings: dict[int, Rounding] = {}
-        self._is_same: dict[Ref, bool] = dict.fromkeys(shake.steady, True)
-        self._scalars = Scalars(step, shake.seed)
-
-    def given(self, ref: Ref, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A recorded tensor; more digits may have been computed with than were recorded."""
-        if self.unmoved is not None:
-            return self.unmoved.once(ref, make)
-        unit = 0.0 if ref in self._shake.steady else self._unit(self._step.type_of(ref))
-        moved: torch.Tensor = _moved(make(), unit, self._key(ref.node, ref.at))
-        return moved
-
-    def _unit(self, type_: Type | None) -> float:
-        unit = unit_of(type_)
-        return max(unit, self._shake.coarsest) * self._shake.times if unit else 0.0
-
-    def scalars(self, number: int, item: Any) -> Any:
-        """Arguments of a call; if it is an optimizer's, with its constants rounded: no format is too short to derive
-        them in float32."""
-        call = self._step.nodes[number]
-        if not isinstance(call, Call) or call.part != "optimizer":
-            return item
-        unit = max(map(self._unit, call.results), default=0.0)
-        return self._scalars.moved(item, min(unit, LONG * self._shake.times), number) if unit >= LONG else item
-
-    def around(self, number: int, func: Any) -> Rounding:
-        """What a call is made in."""
-        call = self._step.nodes[number]
-        assert isinstance(call, Call)
-        unit = max(map(self._unit, call.results), default=0.0)
-        shorter = unit > min((self._unit(self._step.type_of(ref)) for ref in reads(call)), default=1.0)
-        is_open = any(Ref(number, at) in self._open for at in range(len(call.results)))
-        long = LONG * self._shake.times
-        sums = None
-        if self.unmoved is not None and call.part != "optimizer" and all(map(self._is_unmoved, reads(call))):
-            sums = partial(self.unmoved.sums, number)
-        last = min(unit, long) if is_open else unit
-        rounding = Rounding(func, unit, last, long, shorter, partial(self._key, number), sums)
-        if self.unmoved is not None:
-            self._roundings[number] = rounding
-        return rounding
-
-    def _is_unmoved(self, ref: Ref) -> bool:
-        """Whether a value is the same for every seed: given, or made of such values by a call that drew nothing."""
-        if ref not in self._is_same:
-            node = self._step.nodes[ref.node]
-            drew = ref.node in self._roundings and self._roundings[ref.node].has_drawn
-            self._is_same[ref] = isinstance(node, Leaf) or (not drew and all(map(self._is_unmoved, reads(node))))
-        return self._is_same[ref]
-
-    def _key(self, node: int, at: int) -> int:
-        return noises.key_of(self._shake.seed, node, at)
 
 
 class Rounding(TorchDispatchMode):
@@ -231,7 +119,7 @@ class Rounding(TorchDispatchMode):
         self._unmoved = {}
         if not self._is_outer or self._inner >= self._last:
             return list(results)
-        return [_moved(result, self._last, self._next()) for result in results]
+        return [rounded_once(result, self._last, self._next()) for result in results]
 
     def _made(self, func: Any, args: Any, kwargs: Any, unit: float) -> Any:
         if (terms := _terms_of(func, args, kwargs)) is not None:
@@ -259,7 +147,7 @@ class Rounding(TorchDispatchMode):
     def _approximated(self, found: torch.Tensor, unit: float) -> torch.Tensor:
         """An error function inside a larger kernel: off by as much anywhere, in part to the same side everywhere."""
         for tensor in (torch.ones_like(found), torch.ones((), dtype=found.dtype)):
-            found = found + (_moved(tensor, unit, self._next(), TAIL) - 1)
+            found = found + (rounded_once(tensor, unit, self._next(), TAIL) - 1)
         return found
 
     def _opened(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -284,8 +172,8 @@ class Rounding(TorchDispatchMode):
 
     def _off(self, total: torch.Tensor, error: torch.Tensor, unit: float) -> Any:
         """A sum that is off by what it may be, as it is stored."""
-        found = noises.scattered(_numbers(total), _numbers(error), self._next())
-        return _moved(torch.from_numpy(found), unit, self._next()) if unit > self._long else torch.from_numpy(found)
+        found = torch.from_numpy(noises.scattered(_numbers(total), _numbers(error), self._next()))
+        return rounded_once(found, unit, self._next()) if unit > self._long else found
 
     def _is_unmoved(self, args: Any, kwargs: Any) -> bool:
         """Whether what an operation reads is the same for every seed."""
@@ -302,7 +190,7 @@ class Rounding(TorchDispatchMode):
         """Elementwise products that are added up: each is rounded before, however much of it cancels."""
         found = func(*args, **kwargs)
         for term in terms:
-            off = _moved(term, max(unit, self._unit), self._next()) - term
+            off = rounded_once(term, max(unit, self._unit), self._next()) - term
             found = found.add_(off) if func._schema.is_mutable else found + off
         return self._rounded(func, args, kwargs, found, unit)
 
@@ -310,7 +198,7 @@ class Rounding(TorchDispatchMode):
         """An operation of which nothing is known: what it reads is moved by a rounding, and what it gives."""
 
         def moved(item: Any) -> Any:
-            return _moved(item, unit, self._next())
+            return rounded_once(item, unit, self._next())
 
         args, kwargs = tree_map_only(torch.Tensor, moved, args), tree_map_only(torch.Tensor, moved, kwargs)
         return self._rounded(func, args, kwargs, func(*args, **kwargs), unit)
@@ -321,7 +209,7 @@ class Rounding(TorchDispatchMode):
     ) -> Any:  # fmt: skip
         """Every float that an operation gave or wrote, rounded; but for those that a format has as they are."""
         results = written_by(facts_of(func), args, kwargs) if func._schema.is_mutable else listed(found)
-        moved = [_moved(result, unit, self._next(), times, held) for result in results]
+        moved = [rounded_once(result, unit, self._next(), times, held) for result in results]
         return _given_back(func, args, kwargs, found, moved)
 
     def _next(self) -> int:
@@ -364,19 +252,7 @@ def _given_back(func: Any, args: Any, kwargs: Any, found: Any, moved: Sequence[A
     return found
 
 
-def _handed_on_from(step: Step, target: Ref) -> frozenset[Ref]:
-    """A value, and those that it is as they are: moved, and nothing else."""
-    found, waiting = set(), [target]
-    while waiting:
-        ref = waiting.pop()
-        found.add(ref)
-        call = step.nodes[ref.node]
-        if isinstance(call, Call) and moves(operation(call.op)[0]):
-            waiting += [read for read in reads(call) if read not in found]
-    return frozenset(found)
-
-
-def _moved(
+def rounded_once(
     tensor: Any, unit: float, key: int, times: float = 1.0, held: noises.Format | None = None
 ) -> Any:  # fmt: skip
     """A tensor with every number rounded at random, but for those that `held` has; anything else as it is."""
@@ -384,7 +260,7 @@ def _moved(
         return tensor
     if tensor.is_complex():
         parts = torch.view_as_real(tensor.resolve_conj())
-        return torch.view_as_complex(_moved(parts, unit, key, times, held).contiguous())
+        return torch.view_as_complex(rounded_once(parts, unit, key, times, held).contiguous())
     if not tensor.is_floating_point():
         return tensor
     # One number of memory is moved once, however often it is looked at.

@@ -17,7 +17,7 @@ from ...core.traces import Trace
 from ...errors import FormatError, SiteError, VersionError, storage
 from ...store.layout import MAX_LINE, PROGRAM
 from ..calls import Place, Program, Step, Type
-from .line_templates import VERSION
+from .program_writer import VERSION
 from .repeats import repeated
 from .step_lines import Building, dotted_name, place_of, type_of
 

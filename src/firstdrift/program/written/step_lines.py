@@ -35,7 +35,7 @@ from ..calls import (  # fmt: skip
     Step,
     Type,
 )
-from .line_templates import MOST_INLINE
+from .program_writer import MOST_INLINE
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class Building:
         ago = check_index(line["ago"], "ago")
         if not 0 < ago <= self.step:
             raise FormatError(f"{site} of {ago} steps ago is before the first step; correct 'ago'")
-        return Earlier(site._replace(step=self.step - ago), ago)
+        return Earlier(site._replace(step=self.step - ago))
 
     def _bytes(self, line: Mapping[str, Json], type_: Type) -> Bytes:
         at, bits = line["at"], line.get("bits", False)

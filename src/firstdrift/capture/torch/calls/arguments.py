@@ -9,16 +9,9 @@ from typing import Any
 
 import torch
 
-from ....core.dtypes import ML_NAMES, NUMPY_NAMES
+from ....program.torch_values import DTYPE_NAMES
 
 MOST_ITEMS = 4096  # of a list of plain numbers that is still an argument, not data
-
-_LONG = {"f": "float", "c": "complex", "i": "int", "u": "uint"}
-DTYPES: dict[torch.dtype, str] = {
-    **{getattr(torch, f"{_LONG[name[0]]}{name[1:]}"): name for name in NUMPY_NAMES if name[0] in _LONG},
-    **{getattr(torch, name): short for short, name in ML_NAMES.items() if hasattr(torch, name)},
-    torch.bool: "bool",
-}
 
 _DERIVED: tuple[Any, ...] = (bool, int, float, str, tuple, list)
 Ref = Callable[[torch.Tensor], str]
@@ -26,7 +19,7 @@ Ref = Callable[[torch.Tensor], str]
 
 def dtype_text(dtype: torch.dtype) -> str:
     """The name of a dtype in a program; torch's own for one that no trace holds."""
-    return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def number(item: float) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ....core.sites import Site
 from ....core.strict_json import encode
-from ....program.written.line_templates import MOST_INLINE
+from ....program.written.program_writer import MOST_INLINE
 from ..names import parameters_of
 from ..run import Run
 from ..tensor_values import NotComparableError, array_of, version_of, without_values

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from ...core.sites import Site
-from ...core.strict_json import Json
-from .calls.composites import call
-from .calls.modes import step_aside
-from .names import layer_of, plain_value
-from .run import Run
-from .tensor_values import leaves, outputs
+from ....core.sites import Site
+from ....core.strict_json import Json
+from ..names import layer_of, plain_value
+from ..run import Run
+from ..tensor_values import leaves, outputs
+from .composites import call
+from .modes import step_aside
 
 
 class Operations(TorchDispatchMode):
