@@ -34,7 +34,9 @@ JUDGING = [
     ),
     *(SOURCE / "judge" / "measure" / f"{one}.py" for one in ("scales", "updates")),
     SOURCE / "kernels" / "profiles.py",  # what scales are summed by
-    *(SOURCE / "program" / "running" / f"{one}.py" for one in ("rounding", "scalars")),  # what noise is drawn by
+    *(
+        SOURCE / "program" / "running" / f"{one}.py" for one in ("rounding", "scalars", "shaking", "sums")
+    ),  # what noise is drawn by
 ]
 F32 = 2.0**-24
 RNG = np.random.default_rng
@@ -436,8 +438,10 @@ def error_functions_in_kernels():
 def _of_sums(left, right, unit):
     import torch
 
-    func, factors = torch.ops.aten.mm.default, (torch.from_numpy(left), torch.from_numpy(right))
-    return _drawing(func, unit)._added_up(func, factors, {}, unit)[0].error.numpy()
+    from firstdrift.program.running.sums import added_up
+
+    factors = torch.from_numpy(left), torch.from_numpy(right)
+    return added_up(torch.ops.aten.mm.default, factors, {}, unit, min(unit, F32), F32)[0].error.numpy()
 
 
 def roundings_of_sums():
@@ -763,7 +767,7 @@ def test_no_function_that_judges_hides_a_number():
     plain = {0, 1, 2, 3, -1, 0.5}  # counts of axes, halves, squares
     shown = {
         ("ladder", 0.375), ("ladder", 0.25), ("ladder", 1024), ("ladder", 12), ("noise", 12), ("noise", 4),
-        ("equal_functions", 4096), ("introducing", 1e-6), *(("rounding", place) for place in (6, 7, 8, 9)),
+        ("equal_functions", 4096), ("introducing", 1e-6), *(("sums", place) for place in (6, 7, 8, 9)),
     }  # fmt: skip
     for path in JUDGING:
         for function in ast.walk(ast.parse(path.read_text("utf-8"))):
