@@ -14,7 +14,7 @@ from firstdrift.program.calls import Call, Ref
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.edits import with_changes
 from firstdrift.program.interpreter import Interpreter, NotReplayableError
-from firstdrift.program.running.unchecked import refuse_long
+from firstdrift.program.running.changed_calls import refuse_long
 
 OUT, BEFORE = fd.Site(0, "fwd", "head", "out"), fd.Site(0, "fwd", "lift", "out")
 STARTS = {BEFORE, fd.Site(0, "weight", "head", "weight"), fd.Site(0, "weight", "head", "bias")}

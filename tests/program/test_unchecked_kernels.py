@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from firstdrift.program.calls import Call, NotReplayableError, Ref
-from firstdrift.program.running.unchecked import refuse_unfit
+from firstdrift.program.running.changed_calls import refuse_unfit
 
 FUSED = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 Q, K, V, MASK = (Ref(number) for number in range(4))

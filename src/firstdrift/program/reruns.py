@@ -20,15 +20,14 @@ from ..core.traces import Array, Trace
 from .calls import Call, Function, Leaf, NotReplayableError, Place, Ref, Step, reads
 from .costs import Limits, check_cost, cost_of
 from .cuts import Cut
-from .edits import ROUNDED, Edit, Fragment
-from .op_facts import results_of, written_by
+from .edits import Edit, Fragment
 from .openings import opened_by
 from .running.batching import batch_of
-from .running.calling import FAILURES, made_otherwise, operation, with_copies
+from .running.calling import FAILURES, operation
+from .running.changed_calls import called, like, refuse_long, refuse_unfit
 from .running.nodes import Nodes, Tensors, as_cast
 from .running.parts import Taken, parts_of
-from .running.unchecked import refuse_long, refuse_unfit
-from .torch_values import TORCH_DTYPES, array_of, decoded, lifted
+from .torch_values import array_of, lifted
 
 UNFELT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})  # settings of storage
 AT_ONCE = 1 << 14  # numbers that take about as long to compute as a call takes to be made
@@ -212,14 +211,14 @@ class Rerun:
         for at, call in enumerate(fragment.calls):
             refuse_unfit(call, own, self.calls.get(number), self._values.__getitem__)
             refuse_long(call)
-            last = self._as_meant(number, call, _called(call, own, self.exact))
+            last = self._as_meant(number, call, called(call, own, self.exact))
             made |= {Ref(-1 - at, place): one for place, one in enumerate(last)}
         results = [own(ref) for ref in fragment.results] or last
         count = len(self.calls[number].results) if number in self.calls else 1
         if len(results) < count:  # what a kernel keeps beside its first result
             results += [self._values[Ref(number, at)] for at in range(len(results), count)]
         wanted = [self._values[Ref(number, at)] for at in range(count)]
-        return [_like(one, other, at) for at, (one, other) in enumerate(zip(results, wanted, strict=False))]
+        return [like(one, other, at) for at, (one, other) in enumerate(zip(results, wanted, strict=False))]
 
     def _as_meant(self, number: int, call: Call, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """What a call gives, rounded where its own cast is meant."""
@@ -281,15 +280,9 @@ class Piece(NamedTuple):
 
 
 def rerun_of(
-    step: Step,
-    cut: Cut,
-    trace: Trace,
-    tensors: Tensors | None,
-    *,
-    kept: frozenset[int],
-    exact: bool,
+    step: Step, cut: Cut, trace: Trace, tensors: Tensors | None, *, kept: frozenset[int], exact: bool,
     piece: Piece | None,
-) -> Rerun:
+) -> Rerun:  # fmt: skip
     """The run of a cut, or of some of its samples; raises NotReplayableError where it treats them together."""
     if piece is None:
         return Rerun(step, cut, trace, tensors, kept=kept, exact=exact)
@@ -306,44 +299,6 @@ def samples_of(step: Step, cut: Cut) -> int:
         return batch_of(step, cut).samples
     except NotReplayableError:
         return 1
-
-
-def _called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
-    """What a call of a fragment gives; arrays among its arguments are tensors that it is given."""
-    args = decoded(call.args, value, exact=exact)
-    kwargs = {name: decoded(item, value, exact=exact) for name, item in call.kwargs.items()}
-    if call.op == ROUNDED:
-        return [args[0].to(TORCH_DTYPES[str(args[1])]).to(args[0].dtype)]
-    func, facts = operation(call.op)
-    args, kwargs = with_copies(facts, args, kwargs)
-    try:
-        results = results_of(func(*args, **kwargs), written_by(facts, tuple(args), kwargs))
-    except RuntimeError as error:
-        found = made_otherwise(func, facts, args, kwargs, call, error)
-        if found is None:
-            raise
-        results = list(found)
-    return [lifted(result) for result in results] if exact else results
-
-
-def _like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
-    """A tensor that was asked to stand for another, broadcast to its shape; what a kernel keeps beside its first result
-    may be of another shape, and is left as it was."""
-    if tensor.shape != other.shape:
-        if at and tensor.dim() != other.dim():
-            return other
-        if at and any(one not in (1, size) for one, size in zip(tensor.shape, other.shape, strict=True)):
-            return other
-        tensor = _expanded(tensor, other.shape)
-    return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
-
-
-def _expanded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """A tensor in another shape; as it is, where it cannot be: what reads it may take it so."""
-    whole = len(shape) == tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
-    last = shape[len(shape) - tensor.dim() :]
-    shorter = len(shape) > tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, last, strict=True))
-    return tensor.expand(shape) if whole or shorter else tensor
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,18 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interpreter import NotReplayableError
-from .norm_formulas import rms
+from .layer_formulas import rms
 from .op_table import BY_SHAPE, REQUIRED, Tensors, Weights, capped, entry, wide
 
 
 @entry(
-    "ScaledDotProductAttention",
-    "SDPA",
-    inputs=-1,
-    scale=("number", BY_SHAPE),
-    is_causal=("flag", False),
+    "ScaledDotProductAttention", "SDPA", inputs=-1, scale=("number", BY_SHAPE), is_causal=("flag", False),
     heads=("whole", BY_SHAPE),
-)
+)  # fmt: skip
 def _attention(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Query, key, value and perhaps a mask, `[..., heads, tokens, size]`; where `heads` says how many there are, they
     lie together, `[..., tokens, heads * size]`."""
@@ -48,13 +44,9 @@ def _attended(x: Tensors, s: Any, *, is_grouped: bool) -> Tensor:
 
 
 @entry(
-    "Heads",
-    heads=("whole", REQUIRED),
-    head_dim=("whole", REQUIRED),
-    start=("whole", 0),
-    eps=("number", BY_SHAPE),
+    "Heads", heads=("whole", REQUIRED), head_dim=("whole", REQUIRED), start=("whole", 0), eps=("number", BY_SHAPE),
     offset=("number", 0.0),
-)
+)  # fmt: skip
 def _heads(x: Tensors, w: Weights, s: Any) -> Tensor:
     """A stretch of the last axis, cut into heads; with a weight, each is RMS-normed."""
     split = x[0][..., s.start : s.start + s.heads * s.head_dim].unflatten(-1, (s.heads, s.head_dim))
@@ -66,19 +58,11 @@ def _heads(x: Tensors, w: Weights, s: Any) -> Tensor:
 
 
 @entry(
-    "RoPE",
-    "RotaryEmbedding",
-    theta=("number", REQUIRED, "base", "rope_theta"),
-    position=("whole", 0),
-    partial=("number", 1.0),
-    adjacent=("flag", False, "interleaved"),
-    scaling=("word", "default"),
-    factor=("number", 1.0),
-    low_freq_factor=("number", BY_SHAPE),
-    high_freq_factor=("number", BY_SHAPE),
-    original_positions=("whole", BY_SHAPE),
-    divisors=("numbers", BY_SHAPE),
-)
+    "RoPE", "RotaryEmbedding", theta=("number", REQUIRED, "base", "rope_theta"), position=("whole", 0),
+    partial=("number", 1.0), adjacent=("flag", False, "interleaved"), scaling=("word", "default"),
+    factor=("number", 1.0), low_freq_factor=("number", BY_SHAPE), high_freq_factor=("number", BY_SHAPE),
+    original_positions=("whole", BY_SHAPE), divisors=("numbers", BY_SHAPE),
+)  # fmt: skip
 def _rope(x: Tensors, w: Weights, s: Any) -> Tensor:
     """Pairs of a head's dimensions turned by the position times a frequency, from `position` on."""
     size = int(x[0].shape[-1] * s.partial)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from . import attention_formulas, function_formulas, move_formulas, norm_formulas, product_formulas, step_formulas
+from . import attention_formulas, function_formulas, layer_formulas, step_formulas
 from .op_table import OPERATIONS as OPERATIONS
 from .op_table import Operation
 
-FORMULAS = (  # imported for what they enter into the table
-    product_formulas, norm_formulas, function_formulas, move_formulas, attention_formulas, step_formulas,
-)  # fmt: skip
+FORMULAS = (layer_formulas, function_formulas, attention_formulas, step_formulas)  # which enter theirs into the table
 _IGNORED = frozenset({"torch", "nn", "functional", "aten", "default", "tensor", "jax", "lax", "flax", "linen", "onnx"})
 _LEAST = 4  # letters of a name that may end a longer one, such as LlamaRMSNorm
 

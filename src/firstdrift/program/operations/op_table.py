@@ -80,9 +80,10 @@ class Setting:
             if self.default is REQUIRED:
                 raise NotReplayableError(f"{self.names[0]} was not recorded")
             return self.default
-        value = _KINDS[self.kind](attrs[name])
+        read, called = _KINDS[self.kind]
+        value = read(attrs[name])
         if value is None:
-            raise NotReplayableError(f"{name} is {attrs[name]!r}, which is no {_WORDS[self.kind]}")
+            raise NotReplayableError(f"{name} is {attrs[name]!r}, which is no {called}")
         return value
 
 
@@ -174,19 +175,15 @@ def _numbers(said: Json) -> tuple[float, ...] | None:
     return None if None in found else found  # type: ignore[return-value]
 
 
-_KINDS: Mapping[str, Callable[[Json], Any]] = {
-    "number": _number,
-    "whole": _whole,
-    "sizes": _sizes,
-    "numbers": _numbers,
-    "flag": lambda said: bool(said) if said in (0, 1, True, False) else None,
-    "word": lambda said: said if isinstance(said, str) else None,
-    "padding": lambda said: said if isinstance(said, str) else _sizes(said),
+_KINDS: Mapping[str, tuple[Callable[[Json], Any], str]] = {  # what reads a kind of setting, and its name
+    "number": (_number, "finite number"),
+    "whole": (_whole, "whole number"),
+    "sizes": (_sizes, "size or list of sizes"),
+    "numbers": (_numbers, "list of numbers"),
+    "flag": (lambda said: bool(said) if said in (0, 1, True, False) else None, "true or false"),
+    "word": (lambda said: said if isinstance(said, str) else None, "word"),
+    "padding": (lambda said: said if isinstance(said, str) else _sizes(said), "size, list of sizes or word"),
 }
-_WORDS = {
-    "number": "finite number", "whole": "whole number", "sizes": "size or list of sizes", "numbers": "list of numbers",
-    "flag": "true or false", "word": "word", "padding": "size, list of sizes or word",
-}  # fmt: skip
 
 
 def _alike(given: Tensors) -> list[Tensor]:

@@ -12,7 +12,7 @@ from ...core.sites import Site
 from ...core.traces import Array, Trace
 from ..calls import Call, ControlDiffersError, Earlier, Leaf, NotReplayableError, Ref, Step, Type
 from ..op_facts import Facts, flat
-from ..torch_values import LIFTED, TORCH_DTYPES, decoded, lifted, tensor_of
+from ..torch_values import DTYPE_NAMES, LIFTED, TORCH_DTYPES, decoded, lifted, tensor_of
 from .calling import (
     AFTER_DRAWING,
     FAILURES,
@@ -127,7 +127,7 @@ class Nodes:
         for tensor, type_ in zip(results, call.results, strict=True):
             if type_ is None or self.is_changed:
                 continue
-            found = next((short for short, kind in TORCH_DTYPES.items() if kind == tensor.dtype), type_.dtype)
+            found = DTYPE_NAMES.get(tensor.dtype, type_.dtype)
             if self._exact and tensor.dtype in LIFTED.values():
                 found = type_.dtype
             said = f"{type_.dtype} {list(type_.shape)}"
@@ -152,36 +152,21 @@ class Nodes:
         kwargs = {name: decoded(item, value, exact=self._exact) for name, item in call.kwargs.items()}
         if self._shaking is not None:
             args, kwargs = self._shaking.scalars(number, args), self._shaking.scalars(number, kwargs)
+        rounding = self._rounding(number, func)
         try:
-            results = self._made(number, func, facts, args, kwargs)
-        except RuntimeError as error:
-            found = self._made_otherwise(number, func, facts, args, kwargs, error, value)
+            with rounding or nullcontext():
+                results = made(func, facts, args, kwargs, len(call.results), torch.is_grad_enabled())
+        except RuntimeError as error:  # made by way of others, each of which is rounded
+            rounding = self._rounding(number, func)
+            with rounding or nullcontext():
+                found = made_otherwise(func, facts, args, kwargs, call, error) or self._by_function(number, call, value)
             if found is None:
                 raise
             results = found
+        if rounding is not None:
+            results = rounding.stored(results)
         types = [*call.results, *[None] * len(results)]
         return [self._settled(tensor, type_) for tensor, type_ in zip(results, types, strict=False)]
-
-    def _made(self, number: int, func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any]) -> Values:
-        """A call made as it was; rounded at random, if that is asked for."""
-        call = self._step.nodes[number]
-        assert isinstance(call, Call)
-        rounding = self._rounding(number, func)
-        with rounding or nullcontext():
-            results = made(func, facts, args, kwargs, len(call.results), torch.is_grad_enabled())
-        return results if rounding is None else rounding.stored(results)
-
-    def _made_otherwise(
-        self, number: int, func: Any, facts: Facts, args: list[Any], kwargs: dict[str, Any], why: RuntimeError,
-        value: Reading,
-    ) -> Values | None:  # fmt: skip
-        """A call that cannot be made as it was, by way of others, each of which is rounded."""
-        call = self._step.nodes[number]
-        assert isinstance(call, Call)
-        rounding = self._rounding(number, func)
-        with rounding or nullcontext():
-            results = made_otherwise(func, facts, args, kwargs, call, why) or self._by_function(number, call, value)
-        return results if rounding is None or results is None else rounding.stored(results)
 
     def _rounding(self, number: int, func: Any) -> Rounding | None:
         """What rounds the operations of a call at random; None where that is not asked for, or it rounds by itself."""

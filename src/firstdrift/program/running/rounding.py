@@ -33,17 +33,7 @@ from torch.utils._pytree import tree_map_only
 from ...core.dtypes import UNIT_ROUNDOFF
 from ...kernels import noises
 from ..op_facts import facts_of, written_by
-from .op_kinds import (
-    ATTENTION,
-    EXACT,
-    GROWN_AS_STORED,
-    IN_STEPS,
-    ON_GRID,
-    is_function,
-    is_sum,
-    moves,
-    plain_name,
-)
+from .op_kinds import ATTENTION, EXACT, GROWN_AS_STORED, IN_STEPS, ON_GRID, is_function, is_sum, moves, plain_name
 from .opened import STEPS, opened
 from .sums import Sum, added_up, listed, tensors_in
 

@@ -17,9 +17,10 @@ from ...core.traces import Trace
 from ...errors import FormatError, SiteError, VersionError, storage
 from ...store.layout import MAX_LINE, PROGRAM
 from ..calls import Place, Program, Step, Type
+from .defined import dotted_name, place_of, type_of
 from .program_writer import VERSION
 from .repeats import repeated
-from .step_lines import Building, dotted_name, place_of, type_of
+from .step_lines import Building
 
 MOST_LINES = 40_000_000  # of a step
 STEPS_KEPT = 2

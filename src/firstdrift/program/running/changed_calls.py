@@ -1,5 +1,8 @@
-"""Kernels that read memory as their arguments say and do not check that these fit one another: a changed program calls
-them with the shapes of the recorded call, or not at all."""
+"""Calls of a changed program: made, and brought to the shape of what they stand for.
+
+Some kernels read memory as their arguments say and do not check that these fit one another: a changed program calls
+them with the shapes of the recorded call, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import numpy as np
 import torch
 
 from ..calls import Call, NotReplayableError, Ref
+from ..edits import ROUNDED
+from ..op_facts import results_of, written_by
+from ..torch_values import TORCH_DTYPES, decoded, lifted
+from .calling import made_otherwise, operation, with_copies
 
 PREFIXES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "_cudnn", "cudnn", "mkldnn", "miopen")
 MASKS = ("attn_mask", "attn_bias")
@@ -44,6 +51,44 @@ def refuse_long(call: Call) -> None:
     )
     if abs(end - start) > MOST_COUNTED * abs(step):
         raise NotReplayableError(f"{call.op} would count to {end:g}")
+
+
+def called(call: Call, value: Any, exact: bool) -> list[torch.Tensor]:
+    """What a call of a fragment gives; arrays among its arguments are tensors that it is given."""
+    args = decoded(call.args, value, exact=exact)
+    kwargs = {name: decoded(item, value, exact=exact) for name, item in call.kwargs.items()}
+    if call.op == ROUNDED:
+        return [args[0].to(TORCH_DTYPES[str(args[1])]).to(args[0].dtype)]
+    func, facts = operation(call.op)
+    args, kwargs = with_copies(facts, args, kwargs)
+    try:
+        results = results_of(func(*args, **kwargs), written_by(facts, tuple(args), kwargs))
+    except RuntimeError as error:
+        found = made_otherwise(func, facts, args, kwargs, call, error)
+        if found is None:
+            raise
+        results = list(found)
+    return [lifted(result) for result in results] if exact else results
+
+
+def like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
+    """A tensor that was asked to stand for another, broadcast to its shape; what a kernel keeps beside its first result
+    may be of another shape, and is left as it was."""
+    if tensor.shape != other.shape:
+        if at and tensor.dim() != other.dim():
+            return other
+        if at and any(one not in (1, size) for one, size in zip(tensor.shape, other.shape, strict=True)):
+            return other
+        tensor = _expanded(tensor, other.shape)
+    return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
+
+
+def _expanded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A tensor in another shape; as it is, where it cannot be: what reads it may take it so."""
+    whole = len(shape) == tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
+    last = shape[len(shape) - tensor.dim() :]
+    shorter = len(shape) > tensor.dim() and all(a in (1, b) for a, b in zip(tensor.shape, last, strict=True))
+    return tensor.expand(shape) if whole or shorter else tensor
 
 
 def _shapes(call: Call, value: Callable[[Ref], Any]) -> dict[int | str, Shape]:
