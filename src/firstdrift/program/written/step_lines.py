@@ -246,7 +246,9 @@ class Building:
 
     def _defined(self, line: Mapping[str, Json], kind: str) -> Any:
         """What a line names by the number of its definition; None where it names none."""
-        there = {"module": self.defined.modules, "function": self.defined.functions, "line": self.defined.places}
+        there: dict[str, Sequence[Any]] = {
+            "module": self.defined.modules, "function": self.defined.functions, "line": self.defined.places
+        }  # fmt: skip
         return None if kind not in line else pick(there[kind], line[kind], kind)
 
     def _site(self, said: Json) -> Site:
