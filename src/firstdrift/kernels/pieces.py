@@ -104,17 +104,11 @@ def panel_groups(rows: int, columns: int) -> Iterator[tuple[int, int]]:
         row += take
 
 
-def strips(columns: int) -> Iterator[tuple[int, int]]:
-    """Column ranges of a matrix: all of its columns, or as many as a piece of one row holds."""
-    for column in range(0, columns, PIECE_SIZE):
-        yield column, min(column + PIECE_SIZE, columns)
-
-
-def row_groups(row: int, stop_row: int, width: int) -> Iterator[tuple[int, int]]:
-    """Row ranges that make pieces of bounded size; several panels that fit one piece stay together."""
-    step = max(1, PIECE_SIZE // width)
-    for start in range(row, stop_row, step):
-        yield start, min(start + step, stop_row)
+def strips(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Column ranges of so many rows that make pieces of bounded size, whole runs each but the last."""
+    width = max(RUN, PIECE_SIZE // rows // RUN * RUN)
+    for column in range(0, columns, width):
+        yield column, min(column + width, columns)
 
 
 @lru_cache(maxsize=64)
