@@ -12,8 +12,7 @@ from ..judge.measure.result import Verdict
 from .case_rows import COULD_NOT_TELL, INTERNAL_ERROR, Row
 from .cases import Case, key_of
 from .sentences import describe_growth, sentence_of
-from .shares import Repeated, Share, repeated
-from .summaries import ParameterSummary, SiteSummary, parameters, summarise
+from .summaries import ParameterSummary, Repeated, Share, SiteSummary, parameters, repeated, summarise
 
 SCHEMA = "firstdrift-sweep-v1"
 

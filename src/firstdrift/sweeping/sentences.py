@@ -11,7 +11,7 @@ from ..judge.measure.result import Verdict
 from .case_rows import COULD_NOT_TELL, Growth, Place
 from .cases import name_of
 from .growth import COMPOUNDS, compounds, factor, jumps, ratio
-from .shares import DEPENDENT, ROBUST, Repeated, Share
+from .summaries import DEPENDENT, ROBUST, Repeated, Share
 
 if TYPE_CHECKING:
     from .answer import SweepResult
