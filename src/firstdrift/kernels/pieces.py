@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,14 @@ SAMPLE_STEP = 8
 PIECE_SIZE = 3 << 15  # elements of a piece at most: bounds the memory of a pass
 LEAST_REFERENCE = 1e-12  # a difference is relative to the reference, or to this where that is smaller
 CHUNK = 1 << 16  # elements of one tensor summed together for its statistics
+
+
+def compiled(name: str) -> ModuleType | None:
+    """A native twin; None where it was not compiled."""
+    try:
+        return import_module(f".{name}", __package__)
+    except ImportError:
+        return None
 
 
 def components(array: Array) -> Array:

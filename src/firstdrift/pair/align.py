@@ -13,8 +13,7 @@ from ..core.traces import Trace
 from ..errors import SelectionError
 from .absorbed import explained
 from .arrangements import Steps
-from .batches import SCALED_PHASES, Units, sample_steps
-from .call_counts import is_unscaled, recorded_calls, said_call
+from .batches import SCALED_PHASES, Units, is_unscaled, recorded_calls, said_call, sample_steps
 from .other_layouts import with_layouts
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from math import nan
@@ -141,17 +141,18 @@ class Row:
     def from_json(cls, line: dict[str, Any]) -> Row:
         """The inverse of `to_json`; whatever is no such line is a KeyError, TypeError or ValueError."""
         first, growth = line["first_drift"], line["growth"]
-        kept = replace(
-            cls(**line),
-            first_drift=None if first is None else Finding(**first),
-            losses=tuple(
-                Loss(one["step"], _float(one["reference"]), _float(one["candidate"])) for one in line["losses"]
-            ),
-            sites=tuple(_site(one) for one in line["sites"]),
-            growth=None if growth is None else _growth(growth),
-            **{key: tuple((phase, name, port) for phase, name, port in line[key]) for key in ("missing", "extra")},
-            **{key: tuple(line[key]) for key in ("problems", "fed")},
-        )
+        parts: dict[str, Any] = {
+            "first_drift": None if first is None else Finding(**first),
+            "losses": [Loss(one["step"], _float(one["reference"]), _float(one["candidate"])) for one in line["losses"]],
+            "sites": [_site(one) for one in line["sites"]],
+            "growth": None if growth is None else _growth(growth),
+            "missing": [(phase, name, port) for phase, name, port in line["missing"]],
+            "extra": [(phase, name, port) for phase, name, port in line["extra"]],
+        }
+        read: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in {**line, **parts}.items()
+        }
+        kept = cls(**read | {"stamp": line.get("stamp")})
         if not isinstance(kept.case, dict) or type(kept.exit_code) is not int or not isinstance(kept.verdict, str):
             raise TypeError("case, exit_code or verdict")
         return kept

@@ -48,29 +48,14 @@ def _of_weights(
     steps: dict[int, list[PairResult]], load: Load, reference: Trace, truth: Trace | None
 ) -> Growth:  # fmt: skip
     """All weights as one vector, after each step."""
-    start = {pair.site[2:]: _before(pair, reference) for pair in next(iter(steps.values()))}
-
-    def before(pair: PairResult) -> Array | None:
-        return start[pair.site[2:]]
-
-    def exact(pair: PairResult) -> Array | None:
-        return None if truth is None else _array(pair, truth)
-
-    apart, moved, of_reference, candidate = [], [], [], []
+    start = {pair.site[2:]: _stored(pair, reference, "weight") for pair in next(iter(steps.values()))}
+    curves: tuple[list[float | None], ...] = ([], [], [], [])
     for pairs in steps.values():
-        loaded = [(*load(pair.pair), before(pair), exact(pair)) for pair in pairs]
-        apart.append(_norm((r, c) for r, c, _, _ in loaded))
-        moved.append(_norm((r, b) for r, _, b, _ in loaded))
-        of_reference.append(_norm((r, t) for r, _, _, t in loaded))
-        candidate.append(_norm((c, t) for _, c, _, t in loaded))
-    return Growth(
-        "weights",
-        tuple(steps),
-        tuple(map(float, _whole(apart) or ())),
-        _whole(moved),
-        _whole(of_reference),
-        _whole(candidate),
-    )
+        loaded = [(*load(pair.pair), start[pair.site[2:]], _stored(pair, truth, "weight_after")) for pair in pairs]
+        for curve, (one, other) in zip(curves, ((0, 1), (0, 2), (0, 3), (1, 3)), strict=True):
+            curve.append(_norm((tensors[one], tensors[other]) for tensors in loaded))
+    apart, moved, of_reference, candidate = map(_whole, curves)
+    return Growth("weights", tuple(steps), apart or (), moved, of_reference, candidate)
 
 
 def _whole(curve: Sequence[float | None]) -> tuple[float, ...] | None:
@@ -79,33 +64,22 @@ def _whole(curve: Sequence[float | None]) -> tuple[float, ...] | None:
     return points if len(points) == len(curve) else None
 
 
-def _before(pair: PairResult, reference: Trace) -> Array | None:
-    site = pair.pair.reference.site._replace(phase="weight")
-    if site not in reference or reference[site].at is None:
+def _stored(pair: PairResult, trace: Trace | None, phase: str) -> Array | None:
+    """The reference's tensor as a trace has it in a phase, along the pair's axes."""
+    site = pair.pair.reference.site._replace(phase=phase)
+    if trace is None or site not in trace or trace[site].at is None:
         return None
-    return _reconciled(pair, reference.array(site))
-
-
-def _array(pair: PairResult, trace: Trace) -> Array | None:
-    """The reference's tensor as another trace has it."""
-    site = pair.pair.reference.site
-    if site not in trace or trace[site].at is None:
-        return None
-    return _reconciled(pair, trace.array(site))
-
-
-def _reconciled(pair: PairResult, array: Array) -> Array | None:
     try:
-        return apply_all(array, pair.pair.reference_steps)
+        return apply_all(trace.array(site), pair.pair.reference_steps)
     except (ReconcileError, FirstdriftError):
         return None
 
 
-def _norm(pairs: Iterable[tuple[Array, Array | None]]) -> float | None:
+def _norm(pairs: Iterable[tuple[Array | None, Array | None]]) -> float | None:
     """The length of the difference of many tensors as one vector; nothing where one of them is not there."""
     total = 0.0
     for one, other in pairs:
-        if other is None or one.size != other.size:
+        if one is None or other is None or one.size != other.size:
             return None
         wide = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
         difference = one.astype(wide).ravel() - other.astype(wide).ravel()

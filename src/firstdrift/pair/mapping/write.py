@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..pairs import Alignment, Unmatched
-from .entries import Entry, entries_of
+from .entries import Entry, Family, entries_of, find_families
 from .lines import Mapping
-from .name_families import Family, find_families
 from .patterns import escape
 from .quoting import comment, table_line
 
