@@ -7,7 +7,7 @@ one before has found. What another counterpart would fit nearly as well is ambig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from ..same_weights import SameWeights, same_weights
 from .likeness import NEVER, PROVEN, WEIGHT, Bits, Likeness
 from .outline import Key, Outline, Parameter
 from .owned_weights import SURE, WITHOUT_NAMES, Found, weights_of_owners
-from .sequences import Aligned, Groups, align_sequences, margins, mutual, rival
+from .sequences import Aligned, align_sequences, margins, mutual, rival
 
 ROUNDS = 8
 LEAST = 5.0  # bits that a pair has for itself, wherever it stands
@@ -109,48 +109,41 @@ def _paired(likeness: Likeness, known: Mapping[int, int], names: bool) -> dict[i
 
 
 def _by_structure(likeness: Likeness, scores: Bits, plain: Bits) -> dict[int, Found]:
-    in_order = np.where(scores >= LEAST, scores, 0.0)
     groups = likeness.reference.groups, likeness.candidate.groups
+
+    def sure(aligned: Sequence[Aligned], leads: Sequence[float]) -> dict[int, Found]:
+        return {
+            one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
+            for one, lead in zip(aligned, leads, strict=True)
+            if one.margin >= SURE and lead >= WITHOUT_NAMES
+        }
+
+    in_order = np.where(scores >= LEAST, scores, 0.0)
     aligned = _unbeaten(align_sequences(in_order, groups), scores)
-    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.reference, one.candidate) for one in aligned], groups)
-    found = {
-        one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
-        for one, margin in zip(aligned, unnamed, strict=True)
-        if one.margin >= SURE and margin >= WITHOUT_NAMES
-    }
+    places = [(one.reference, one.candidate) for one in aligned]
+    found = sure(aligned, margins(np.where(in_order > 0, plain, 0.0), places, groups))
     while True:  # what runs in another order
         left = np.where(scores >= ALONE, scores, 0.0)
         left[list(found)] = 0.0
         left[:, [one.to for one in found.values()]] = 0.0
-        bare = np.where(left > 0, plain, 0.0)
-        sure = [one for one in mutual(left, groups) if one.margin >= SURE]
-        sure = [one for one in sure if _lead(bare, one, groups) >= WITHOUT_NAMES]
-        if not sure:
+        bare, aligned = np.where(left > 0, plain, 0.0), mutual(left, groups)
+        leads = [bare[i, j] - rival(bare, i, j, groups) for i, j, _ in aligned]
+        fresh = sure(aligned, leads)
+        if not fresh:
             return found
-        found |= {
-            one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
-            for one in sure
-        }
+        found |= fresh
 
 
 def _unbeaten(aligned: list[Aligned], scores: Bits) -> list[Aligned]:
     """Pairs that neither side would leave for something that stands out of order and has no counterpart."""
-    rows, columns = [one.reference for one in aligned], [one.candidate for one in aligned]
-    left = scores.copy()
-    left[:, columns] = NEVER
-    up = scores.copy()
-    up[rows] = NEVER
+    rows, columns = scores.copy(), scores.copy()
+    rows[:, [one.candidate for one in aligned]] = NEVER
+    columns[[one.reference for one in aligned]] = NEVER
     return [
         one
         for one in aligned
-        if max(left[one.reference].max(), up[:, one.candidate].max()) < scores[one.reference, one.candidate] + SURE
+        if max(rows[one.reference].max(), columns[:, one.candidate].max()) < scores[one[:2]] + SURE
     ]
-
-
-def _lead(scores: Bits, aligned: Aligned, groups: Groups) -> float:
-    return float(scores[aligned.reference, aligned.candidate]) - rival(
-        scores, aligned.reference, aligned.candidate, groups
-    )
 
 
 def _how(likeness: Likeness, i: int, j: int) -> str:
@@ -163,13 +156,11 @@ def _open(likeness: Likeness, pairs: Mapping[int, Found], names: bool) -> dict[i
     """Runs without a counterpart that several would fit, or one that fits others as well."""
     scores = likeness.scores({a: found.to for a, found in pairs.items()}, names=names)
     scores[:, [found.to for found in pairs.values()]] = NEVER
-    found = {}
-    for i in range(len(scores)):
-        if i not in pairs and scores.shape[1]:
-            best = scores[i].max()
-            if best >= LEAST:
-                found[i] = tuple(int(j) for j in np.nonzero(scores[i] > best - SURE)[0])
-    return found
+    return {
+        i: tuple(int(j) for j in np.nonzero(row > row.max() - SURE)[0])
+        for i, row in enumerate(scores)
+        if i not in pairs and row.max(initial=NEVER) >= LEAST
+    }
 
 
 # What numbers alone prove, whatever the order; and what they speak against.
