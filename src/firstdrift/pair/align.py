@@ -125,13 +125,13 @@ class _Aligner:
             pattern, rule = self.selection.ignoring(site), self._rule(site)
             if pattern is not None:
                 self.ignored.append(Unmatched(site, f"--ignore {pattern}"))
-            elif rule is not None and rule.ignore is not None:
-                self.ignored.append(Unmatched(site, rule.ignore))
+            elif rule is not None and rule.line.ignore is not None:
+                self.ignored.append(Unmatched(site, rule.line.ignore))
             else:
                 self.waiting[site] = record
                 targets = [site._replace(name=target.name, port=target.port) for target in rule.targets] if rule else []
                 if rule is not None and rule.named and all(target in self.candidate for target in targets):
-                    self._pair(site, targets, "map", concatenate=rule.concatenate)
+                    self._pair(site, targets, "map", concatenate=rule.line.concatenate)
 
     def by_call(self) -> None:
         """A module that the reference used several times and the candidate recorded fewer times: which of them."""
@@ -304,7 +304,7 @@ class _Aligner:
         """Pair a waiting site with sites of the candidate; a map that names none of them may say the rest."""
         rule = self._rule(site)
         if rule is not None:
-            more["tolerance"], candidate_steps = rule.tolerance, (*candidate_steps, *rule.transforms)
+            more["tolerance"], candidate_steps = rule.line.tolerance, (*candidate_steps, *rule.line.transforms)
         records = tuple(self.candidate[other] for other in others)
         self.pairs[site] = Pair(
             site, self.waiting.pop(site), records, matched, candidate_steps=candidate_steps, **more
