@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from statistics import linear_regression
+from statistics import linear_regression, median
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from ..errors import FirstdriftError
 from ..judge.measure.result import PairResult, Result
 from ..pair.pairs import ReconcileError, apply_all
 from .case_rows import Growth, Load
+from .summaries import DEPENDENT, ROBUST, Share
 
 COMPOUNDS = 4.0  # times the reference's own distance from float64
 JUMP = 4.0  # times the step before: no smooth growth
@@ -129,3 +132,41 @@ def jumps(growth: Growth) -> list[int]:
     """Steps at which the distance is more than a few times that of the step before."""
     curve = list(zip(growth.steps, growth.apart, strict=False))
     return [step for (_, before), (step, after) in pairwise(curve) if before > 0 and not after <= JUMP * before]
+
+
+def describe_growth(curves: Sequence[Growth]) -> dict[str, Any] | None:
+    """How differences develop over steps, over all cases that have several."""
+    if not curves:
+        return None
+    factors = [value for value in map(factor, curves) if value is not None]
+    ratios = [value for value in map(ratio, curves) if value is not None]
+    found = [one for one in map(compounds, curves) if one is not None]
+    jumped = Counter(step for curve in curves for step in jumps(curve))
+    said = {
+        "of": curves[0].of,
+        "cases": len(curves),
+        "steps": max(len(curve.steps) for curve in curves),
+        "factor": median(factors) if factors else None,
+        "jumps": {str(step): count for step, count in sorted(jumped.items())},
+        "ratio": median(ratios) if ratios else None,
+        "compounds": Share(sum(found), len(found)).to_json() if found else None,
+    }
+    return {**said, "sentence": _growing(said, found)}
+
+
+def _growing(said: dict[str, Any], found: Sequence[bool]) -> str:
+    """What the curves say. Only a float64 run tells what is the network's own growth from what a port adds."""
+    steps = f"after {said['steps']} steps"
+    grows = "" if said["factor"] is None else f"the sides part by a factor of {said['factor']:.2f} a step"
+    if found:
+        far = f"{steps} the candidate is {said['ratio']:.1f} times as far from float64 as the reference is"
+        share = Share(sum(found), len(found))
+        if not share.count:
+            return f"nothing compounds that the reference does not: {far}"
+        beyond = f"{far}, and more than {COMPOUNDS:g} times in {share}"
+        if share.pattern == DEPENDENT:
+            return f"{beyond}: batch-dependent, as a near-tie that one side decides otherwise would make it"
+        return f"{'it compounds' if share.pattern == ROBUST else 'it may compound'}: {beyond}: {share.sentence}"
+    jumped = f"; it jumps at step {', '.join(list(said['jumps'])[:5])}" if said["jumps"] else ""
+    known = "whether that is the network's own, a float64 run would tell"
+    return f"{grows or f'{steps} there is no growth to be seen'}{jumped}; {known}"

@@ -57,6 +57,13 @@ class Share:
             return DEPENDENT
         return ROBUST if self.interval[0] > HALF else UNDECIDED
 
+    @property
+    def sentence(self) -> str:
+        """The pattern for people."""
+        if self.pattern in (ROBUST, DEPENDENT):
+            return self.pattern
+        return f"in every case, but {self.of} {'is' if self.of == 1 else 'are'} too few to call it robust"
+
     def to_json(self) -> dict[str, Json]:
         """The share with its interval and pattern."""
         return {"count": self.count, "of": self.of, "interval": list(self.interval), "pattern": self.pattern}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from math import isfinite
 
 from ..report.words import columns, fit, number, number_of, pad, printable, wrap
-from .answer import SweepResult
+from .answer import SweepResult, shown
 from .case_rows import COULD_NOT_TELL, Growth, Row
 from .cases import name_of
-from .sentences import shown
 from .summaries import ParameterSummary, SiteSummary
 
 WIDTH = 126
