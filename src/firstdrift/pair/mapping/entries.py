@@ -75,14 +75,14 @@ class _Cell(NamedTuple):
 _Cells = dict[tuple[str, str], _Cell]  # by the phase and port of the reference
 
 
-def entries_of(alignment: Alignment, mapping: Mapping | None = None) -> dict[str, Entry]:
+def entries_of(alignment: Alignment, mapping: Mapping) -> dict[str, Entry]:
     """An entry for every name with a pair that `mapping` says nothing about."""
     cells: dict[str, _Cells] = {}
     kept = set()
     for pair in alignment.pairs:
         if not pair.candidate:
             continue
-        if mapping is not None and mapping.find(pair.site) is not None:
+        if mapping.find(pair.site) is not None:
             kept.add(pair.site.name)
             continue
         names = tuple(dict.fromkeys(record.site.name for record in pair.candidate))
