@@ -44,10 +44,6 @@ class Numbers(NamedTuple):
         """Whether they are one number over and over, which is found everywhere and says nothing."""
         return self.low == self.high
 
-    @property
-    def scale(self) -> float:
-        return max(abs(self.low), abs(self.high))
-
 
 def numbers_of(trace: Trace, record: Record | None, *, ordered: bool = False) -> Numbers | None:
     """The numbers of a recorded tensor; None where there are none to be had."""
