@@ -162,8 +162,8 @@ def test_one_name_may_have_several_lines_and_the_one_for_the_port_or_phase_wins(
     assert targets(mapping, "fc1", "weight.exp_avg", "optim") == [("dense_1", "kernel.exp_avg")]
     assert targets(mapping, "fc1", "bias", "grad") == [("grads_1", "bias")]
     assert targets(mapping, "fc1", "out", "lossgrad") == [("grads_1", "out")]
-    assert mapping.find(site("fc1", "weight", "weight")).transforms == (Transform("transpose"),)
-    assert mapping.find(site("fc1", "bias", "weight")).transforms == ()
+    assert mapping.find(site("fc1", "weight", "weight")).line.transforms == (Transform("transpose"),)
+    assert mapping.find(site("fc1", "bias", "weight")).line.transforms == ()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_transforms_keep_the_order_in_which_they_are_written():
           concatenate: 1
           tolerance: 1e-3
     """).find(site("q"))
-    assert rule.transforms == (
+    assert rule.line.transforms == (
         Transform("scale", factor=1 / 32),
         Transform("slice", axes=(-1,), start=2, stop=6),
         Transform("reshape", shape=(-1, 4)),
@@ -206,20 +206,20 @@ def test_transforms_keep_the_order_in_which_they_are_written():
         Transform("transpose"),
     )
     assert [tuple(target) for target in rule.targets] == [("wq", "out"), ("wk", "out")]
-    assert rule.concatenate == 1
-    assert rule.tolerance == Tolerance(1e-3, "map, line 2, 'q'")
+    assert rule.line.concatenate == 1
+    assert rule.line.tolerance == Tolerance(1e-3, "map, line 2, 'q'")
 
 
 @pytest.mark.parametrize("number", ["0.03125", "3.125e-2", "'1/32'", "1/32", "1 / 32", "2/64.0"])
 def test_a_scale_is_a_number_or_a_fraction(number):
-    (transform,) = parse_map(f"a: {{scale: {number}}}").find(site("a")).transforms
+    (transform,) = parse_map(f"a: {{scale: {number}}}").find(site("a")).line.transforms
     assert transform.factor == 1 / 32
 
 
 def test_a_line_without_a_candidate_keeps_the_name():
     rule = parse_map("'*': {port: weight -> kernel, tolerance: 0}").find(site("a", "weight", "grad"))
     assert ([tuple(target) for target in rule.targets], rule.named) == ([("a", "kernel")], False)
-    assert rule.tolerance.relative == 0
+    assert rule.line.tolerance.relative == 0
     assert parse_map("a: b").find(site("a")).named
 
 
@@ -233,7 +233,7 @@ def test_names_are_left_out_with_a_reason():
           out: {ignore: twice, port: extra}
     """)
     rule = mapping.find(site("rope.1", "cos", "weight"))
-    assert (rule.ignore, rule.targets) == ("a table of constants", ())
+    assert (rule.line.ignore, rule.targets) == ("a table of constants", ())
     assert mapping.find(site("rope.1")) is None
     assert mapping.ignores_candidate(site("cache.k.1")) == "scratch memory"
     assert mapping.ignores_candidate(site("out", "extra")) == "twice"
@@ -622,7 +622,7 @@ def test_the_comments_of_a_written_map_are_lines_once_their_sign_is_gone():
     )
     mapping = parse_map(bare)
     for item in left:
-        assert mapping.find(item.site).ignore == mapping.ignores_candidate(item.site) == "why: [not] # {there} *x"
+        assert mapping.find(item.site).line.ignore == mapping.ignores_candidate(item.site) == "why: [not] # {there} *x"
 
 
 @pytest.mark.parametrize(
@@ -707,9 +707,9 @@ def test_a_map_that_was_used_is_kept_with_its_transforms():
     )
     text = reproduces(Alignment(pairs, (), (Unmatched(site("tmp.1"), "scratch"),)), given)
     again = parse_map(text)
-    assert again.find(pairs[0].site).transforms == given.find(pairs[0].site).transforms
-    assert again.find(pairs[0].site).tolerance.relative == 1e-5
-    assert again.find(site("q1")).tolerance.relative == 1e-3
+    assert again.find(pairs[0].site).line.transforms == given.find(pairs[0].site).line.transforms
+    assert again.find(pairs[0].site).line.tolerance.relative == 1e-5
+    assert again.find(site("q1")).line.tolerance.relative == 1e-3
     assert again.ignores_candidate(site("tmp.1")) == "scratch"
     assert "z: [{candidate: z, port: weight}, {candidate: z, phase: fwd, port: {out: out}}]" in text
 
@@ -718,7 +718,7 @@ def test_a_family_does_not_take_over_a_wider_line_of_the_map_that_was_used():
     given = parse_map("'*.2': {candidate: b.2, scale: 2}")
     pairs = tuple(pair(site(f"a.{i}"), site(f"b.{i}"), "map" if i == 2 else "name") for i in (1, 2, 3))
     again = parse_map(reproduces(Alignment(pairs, (), ()), given))
-    assert again.find(site("a.2")).transforms == (Transform("scale", factor=2.0),)
+    assert again.find(site("a.2")).line.transforms == (Transform("scale", factor=2.0),)
 
 
 @pytest.mark.parametrize(

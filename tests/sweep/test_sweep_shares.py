@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstdrift.sweeping.shares import Share
+from firstdrift.sweeping.summaries import Share
 
 shares = st.integers(1, 10_000).flatmap(lambda n: st.integers(0, n).map(lambda k: Share(k, n)))
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from . import definition, pieces
-from .pieces import Array
+from .pieces import Array, compiled
 from .results import Detail as Detail
 from .results import Measurement as Measurement
 from .results import Region as Region
@@ -21,11 +21,7 @@ from .results import Stats as Stats
 from .results import Sums, stats_of
 from .threads import share
 
-native: ModuleType | None
-try:
-    from . import native
-except ImportError:  # not compiled here
-    native = None
+native = compiled("native")
 
 __all__ = ["Detail", "Measurement", "Region", "Stats", "measure", "native_available", "stats"]
 

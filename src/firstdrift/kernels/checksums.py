@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from importlib import import_module
-from types import ModuleType
 
 import numpy as np
 
-from .pieces import Array
+from .pieces import Array, compiled
 
-native: ModuleType | None
-try:
-    native = import_module(".checksum", __package__)
-except ImportError:  # not compiled here
-    native = None
+native = compiled("checksum")
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 

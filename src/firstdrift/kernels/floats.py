@@ -17,16 +17,10 @@ _finfo: Callable[[DType], Any] = ml_dtypes.finfo
 FLOATS: tuple[DType, ...] = tuple(
     np.dtype(t)
     for t in (
-        np.float64,
-        np.float32,
-        np.float16,
-        ml_dtypes.bfloat16,
-        ml_dtypes.float8_e4m3fn,
-        ml_dtypes.float8_e4m3fnuz,
-        ml_dtypes.float8_e5m2,
-        ml_dtypes.float8_e5m2fnuz,
+        np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz,
+        ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz,
     )
-)
+)  # fmt: skip
 _DIGITS = {dtype: _finfo(dtype).nmant for dtype in FLOATS}
 
 
@@ -75,9 +69,12 @@ def distance(low: Array, high: Array) -> Array:
     return gap
 
 
-def bit_gaps(a: Array, b: Array, out: Array) -> Array:
-    """The differences of the bits of two arrays of one dtype, read as signed integers that wrap around."""
-    gaps: Array = np.subtract(a.view(out.dtype), b.view(out.dtype), out=out)
+def bit_gaps(a: Array, b: Array, memory: Array) -> Array:
+    """The differences of the bits of two arrays of one dtype, read as signed integers that wrap around. They lie in
+    `memory`, which has eight bytes an element."""
+    signed = f"i{a.itemsize}"
+    out = memory.view(signed)[: a.size].reshape(a.shape)
+    gaps: Array = np.subtract(a.view(signed), b.view(signed), out=out)
     return gaps
 
 

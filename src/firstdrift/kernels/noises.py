@@ -6,21 +6,15 @@ What is drawn for a number depends on a key and on the number's place alone, so 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from math import sqrt
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from .pieces import Array
+from .pieces import Array, compiled
 
-native: ModuleType | None
-try:
-    native = import_module(".noise", __package__)
-except ImportError:  # not compiled here
-    native = None
+native = compiled("noise")
 
 _BLOCK = 1 << 15  # numbers at a time, so that what is made on the way stays in the caches
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,14 @@ SAMPLE_STEP = 8
 PIECE_SIZE = 3 << 15  # elements of a piece at most: bounds the memory of a pass
 LEAST_REFERENCE = 1e-12  # a difference is relative to the reference, or to this where that is smaller
 CHUNK = 1 << 16  # elements of one tensor summed together for its statistics
+
+
+def compiled(name: str) -> ModuleType | None:
+    """A native twin; None where it was not compiled."""
+    try:
+        return import_module(f".{name}", __package__)
+    except ImportError:
+        return None
 
 
 def components(array: Array) -> Array:
@@ -104,17 +114,11 @@ def panel_groups(rows: int, columns: int) -> Iterator[tuple[int, int]]:
         row += take
 
 
-def strips(columns: int) -> Iterator[tuple[int, int]]:
-    """Column ranges of a matrix: all of its columns, or as many as a piece of one row holds."""
-    for column in range(0, columns, PIECE_SIZE):
-        yield column, min(column + PIECE_SIZE, columns)
-
-
-def row_groups(row: int, stop_row: int, width: int) -> Iterator[tuple[int, int]]:
-    """Row ranges that make pieces of bounded size; several panels that fit one piece stay together."""
-    step = max(1, PIECE_SIZE // width)
-    for start in range(row, stop_row, step):
-        yield start, min(start + step, stop_row)
+def strips(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Column ranges of so many rows that make pieces of bounded size, whole runs each but the last."""
+    width = max(RUN, PIECE_SIZE // rows // RUN * RUN)
+    for column in range(0, columns, width):
+        yield column, min(column + width, columns)
 
 
 @lru_cache(maxsize=64)

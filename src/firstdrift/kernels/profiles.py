@@ -6,20 +6,15 @@ The ratios are the same bits on both ways, and so is the largest; sums of them d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .pieces import Array
+from .pieces import Array, compiled
 
-native: ModuleType | None
-try:
-    native = import_module(".profile", __package__)
-except ImportError:  # not compiled here
-    native = None
+native = compiled("profile")
 
 AT_ONCE = 1 << 16  # elements that are measured together
 

@@ -171,17 +171,15 @@ def detail_of(sums: Sums, matrix: tuple[int, int], *, ulp: bool) -> Detail:
     rows, columns = matrix
     mean_square = _ratio(sums.square_reference, sums.compared)
     _, row, column = sums.worst_block
-    block = (min(BLOCK, rows - row), min(BLOCK, columns - column))
     return Detail(
-        max_ulp=sums.max_ulp if ulp else None,
-        p999_ulp=sums.p999_ulp if ulp else None,
-        ulp_octaves=sums.ulp_octaves if ulp else None,
-        sign_flips=sums.sign_flips,
-        matrix=matrix,
+        sums.max_ulp if ulp else None, sums.p999_ulp if ulp else None, sums.ulp_octaves if ulp else None,
+        sums.sign_flips, matrix,
         worst_row=_region(sums.worst_row, mean_square, (1, columns), columns),
         worst_column=_region(sums.worst_column, mean_square, (rows, 1), columns),
-        worst_block=_region(sums.worst_block, mean_square, block, columns),
-    )
+        worst_block=_region(
+            sums.worst_block, mean_square, (min(BLOCK, rows - row), min(BLOCK, columns - column)), columns
+        ),
+    )  # fmt: skip
 
 
 def deviation_of(sums: Sums, scale: float = 1.0) -> float | None:
@@ -194,13 +192,9 @@ def deviation_of(sums: Sums, scale: float = 1.0) -> float | None:
 
 
 def measurement_of(
-    sums: Sums,
-    count: int,
-    at_max: tuple[Number, Number] | None,
-    std: float | None,
-    detail: Detail | None,
+    sums: Sums, count: int, at_max: tuple[Number, Number] | None, std: float | None, detail: Detail | None,
     scale: float = 1.0,
-) -> Measurement:
+) -> Measurement:  # fmt: skip
     """The measurement that follows from the raw sums; `at_max` are both values at the largest difference, `std` is the
     reference's standard deviation, where it was asked for."""
     n = sums.compared
@@ -211,42 +205,24 @@ def measurement_of(
         max_rel, max_over_std = sums.max_rel, _ratio(float(sums.max_abs), std or 0.0)
     if reference and candidate:
         cosine = max(-1.0, min(1.0, sums.dot / reference / candidate))
+    reference_at_max, candidate_at_max = at_max or (None, None)
     return Measurement(
-        count=count,
-        compared=n,
-        differing=sums.differing,
-        nan_reference=sums.nan_reference,
-        nan_candidate=sums.nan_candidate,
-        inf_reference=sums.inf_reference,
-        inf_candidate=sums.inf_candidate,
-        nonfinite_mismatches=sums.nonfinite_mismatches,
-        nonfinite_mismatch_index=sums.nonfinite_mismatch_index if sums.nonfinite_mismatches else None,
-        max_abs=sums.max_abs,
-        max_abs_index=sums.max_abs_index if at_max else None,
-        reference_at_max=at_max[0] if at_max else None,
-        candidate_at_max=at_max[1] if at_max else None,
-        max_rel=max_rel,
-        max_over_std=max_over_std,
+        count, n, sums.differing, sums.nan_reference, sums.nan_candidate, sums.inf_reference, sums.inf_candidate,
+        sums.nonfinite_mismatches, sums.nonfinite_mismatch_index if sums.nonfinite_mismatches else None,
+        sums.max_abs, sums.max_abs_index if at_max else None, reference_at_max, candidate_at_max, max_rel, max_over_std,
         rel_l2=_ratio(difference, reference) if n else None,
         rms=difference / math.sqrt(n) / scale if n else None,
         cosine=cosine,
         norm_ratio=candidate / reference if reference else None,
         mean_difference=sums.difference / n / scale if n else None,
-        norm_reference=reference / scale,
-        norm_candidate=candidate / scale,
-        detail=detail,
-    )
+        norm_reference=reference / scale, norm_candidate=candidate / scale, detail=detail,
+    )  # fmt: skip
 
 
 def stats_of(
-    count: int,
-    nan_count: int,
-    inf_count: int,
-    extremes: tuple[Number, Number],
-    origin: float,
-    sums: tuple[float, float, float],
-    scale: float = 1.0,
-) -> Stats:
+    count: int, nan_count: int, inf_count: int, extremes: tuple[Number, Number], origin: float,
+    sums: tuple[float, float, float], scale: float = 1.0,
+) -> Stats:  # fmt: skip
     """Statistics from sums of (x - origin), its square, and x squared, all of x multiplied by `scale`.
 
     Measured from an element of the tensor (`origin`), the variance keeps its digits when the mean is far from

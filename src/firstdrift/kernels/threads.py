@@ -22,7 +22,12 @@ def share(work: Callable[[int], None], count: int, threads: int) -> None:
     def take_part() -> None:
         with suppress(Empty):
             while True:
-                finished.put(_error_of(work, waiting.get_nowait()))
+                piece = waiting.get_nowait()
+                try:
+                    work(piece)
+                    finished.put(None)
+                except BaseException as error:  # raised again where the result is waited for
+                    finished.put(error)
 
     with suppress(RuntimeError):  # no more threads to be had: those there are do it
         for _ in range(min(threads, count) - 1):
@@ -31,12 +36,3 @@ def share(work: Callable[[int], None], count: int, threads: int) -> None:
     errors = [error for _ in range(count) if (error := finished.get())]
     if errors:
         raise errors[0]
-
-
-def _error_of(work: Callable[[int], None], piece: int) -> BaseException | None:
-    """Do a piece; its error is raised again where the result is waited for."""
-    try:
-        work(piece)
-    except BaseException as error:
-        return error
-    return None

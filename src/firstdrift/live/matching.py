@@ -15,7 +15,7 @@ from ..judge.measure.storage import along_same_axes
 from ..pair.pairs import Transform
 from ..pair.same_weights import SameWeights
 from ..pair.structure.correspondence import correspond
-from ..pair.structure.lying_names import lying_names
+from ..pair.structure.finding import lying_names
 from ..pair.structure.outline import Outline
 from ..pair.structure.owned_weights import weights_of_owners
 from ..pair.structure.translated import port_of

@@ -11,7 +11,6 @@ from math import prod
 
 import numpy as np
 
-from ..core.records import Record
 from ..core.sites import PARAMETER_PHASES, Site, in_words
 from ..core.traces import Trace
 from .conventions import is_bookkeeping
@@ -26,36 +25,34 @@ class Absorbing:
     """Which of the reference's sites without a counterpart are explained."""
 
     def __init__(
-        self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace, refuted: Collection[str] = ()
-    ) -> None:  # fmt: skip
-        self.refuted = refuted  # modules that the candidate may have, with other numbers
-        self.trace = reference
-        self.pairs = pairs
+        self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace, refuted: Collection[str]
+    ) -> None:
+        self.trace, self.pairs = reference, pairs
         self.records = {record.site: record for record in reference.records}
+        self.refuted = refuted  # modules that the candidate may have, with other numbers
         self.readers: dict[Site, list[Site]] = {}
-        for record in reference.records:
+        self.returned: dict[Site, list[Site]] = {}  # by the call that returns them
+        self.weights: dict[str, list[Site]] = {}
+        for site, record in self.records.items():
             for producer in record.producers or ():
-                self.readers.setdefault(producer, []).append(record.site)
-        self.returned: dict[Site, list[Site]] = {}
-        for site in self.records:
+                self.readers.setdefault(producer, []).append(site)
             if site.phase == "fwd" and not is_input(site):
                 self.returned.setdefault(_call(site), []).append(site)
-        of_candidate = [record.site for record in candidate.records]
-        self.ran = {(site.step, site.name) for site in of_candidate if site.phase == "fwd"}
-        self.ported = {(site.step, site.name, site.port) for site in pairs if site.phase == "fwd"}
-        self.outputs = {
-            (site.step, site.name, site.call) for site in pairs if site.phase == "fwd" and not is_input(site)
-        }
+            elif site.phase == "weight" and not is_bookkeeping(site.port):
+                self.weights.setdefault(site.name, []).append(site)
+        forward = [record.site for record in candidate.records if record.site.phase == "fwd"]
+        self.ran = {(site.step, site.name) for site in forward}
+        self.fed = {(site.step, site.name) for site in forward if is_input(site)}
+        paired = [site for site in pairs if site.phase == "fwd"]
+        self.ported = {(site.step, site.name, site.port) for site in paired}
+        self.outputs = {(site.step, site.name, site.call) for site in paired if not is_input(site)}
         self.names = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.candidate}
-        self.fed = {(site.step, site.name) for site in of_candidate if is_input(site)}
-        self.weights: dict[str, list[Record]] = {}
-        for record in reference.records:
-            if record.site.phase == "weight" and not is_bookkeeping(record.site.port):
-                self.weights.setdefault(record.site.name, []).append(record)
-        used = {one.site for pair in pairs.values() for one in pair.candidate}
+        used = {record.site for pair in pairs.values() for record in pair.candidate}
         self.known: dict[Site, str] = dict(folded(reference, candidate, used))
         self.tied = _tied(reference)
-        self.spare = {dims_of(one) for one in candidate.records if one.site.phase == "weight" and one.site not in used}
+        self.spare = {
+            dims_of(record) for record in candidate.records if record.site.phase == "weight" and record.site not in used
+        }
 
     def explain(self, sites: Iterable[Site]) -> None:
         """Explain what can be, each by what was compared or is explained already: nothing explains itself."""
@@ -67,16 +64,12 @@ class Absorbing:
             self.known |= found
             waiting = [site for site in waiting if site not in found]
 
-    def why(self, site: Site) -> str | None:
-        """What explains that the candidate has no such site, as far as is known."""
-        return self.known.get(site)
-
     def _why(self, site: Site) -> str | None:
         if site.phase in PARAMETER_PHASES:
             return self._parameter(site)
         if site.phase == "agrad":
             forward = site._replace(phase="fwd")
-            return self.why(forward) if forward in self.records and forward not in self.pairs else None
+            return self.known.get(forward) if forward in self.records and forward not in self.pairs else None
         if site.phase != "fwd":
             return None
         if is_input(site):
@@ -94,15 +87,12 @@ class Absorbing:
 
     def _input(self, site: Site) -> str | None:
         """An input of a module whose output was compared, or is itself explained."""
-        if (site.step, site.name, site.call) in self.outputs and not self._lacks_inputs(site):
-            return "an input that the candidate did not record; what is made of it was compared"
-        outputs = self.returned.get(_call(site), ())
-        return next((why for output in outputs if (why := self.why(output)) is not None), None)
-
-    def _lacks_inputs(self, site: Site) -> bool:
-        """Whether the candidate, which records what modules are fed, has left it out for one of the same name."""
         name = self.names.get(site.name, site.name)
-        return name == site.name and (site.step, name) not in self.fed
+        # A candidate that records what modules are fed may have left it out for one of the same name.
+        compared = (site.step, site.name, site.call) in self.outputs
+        if compared and (name != site.name or (site.step, name) in self.fed):
+            return "an input that the candidate did not record; what is made of it was compared"
+        return next((self.known[output] for output in self.returned.get(_call(site), ()) if output in self.known), None)
 
     def _passed_on(self, site: Site) -> str | None:
         """The very tensor that was compared elsewhere: dropout in evaluation, a container's last result."""
@@ -121,17 +111,12 @@ class Absorbing:
 
     def _inside(self, site: Site) -> str | None:
         """A step of what the candidate computes as one: its weights were compared, and all that is made of it."""
-        record = self.records.get(site)
-        if record is None or record.producers is None or self._has_run(site):
+        if self.records[site].producers is None or self._has_run(site):
             return None
-        held = [one.site for one in self.weights.get(site.name, ())]
-        if any(one not in self.pairs and self.why(one) is None for one in held):
+        if any(weight not in self.pairs and weight not in self.known for weight in self.weights.get(site.name, ())):
             return None
-        readers = [reader for reader in self._readers(site) if reader != site]
-        if not readers:
-            return None
-        reached = [self._reached(reader) for reader in readers]
-        if any(one is None for one in reached):
+        reached = [self._reached(reader) for reader in self.readers.get(site, ()) if reader != site]
+        if not reached or None in reached:
             return None
         pair = self.pairs.get(reached[0]) if reached[0] is not None else None
         into = "" if pair is None or not pair.candidate else f" {pair.candidate[0].site.name!r}"
@@ -139,15 +124,11 @@ class Absorbing:
 
     def _unread(self, site: Site) -> str | None:
         """A further result that nothing reads, of a call whose other results were compared or are explained."""
-        record = self.records.get(site)
-        if record is None or record.producers is None or not site.name or self._unexplained_readers(site):
+        read = any(self.known.get(reader) != UNREAD for reader in self.readers.get(site, ()))
+        if self.records[site].producers is None or not site.name or read:
             return None
-        others = [one for one in self.returned.get(_call(site), ()) if one != site]
-        known = any(one in self.pairs or self.why(one) is not None for one in others)
-        return UNREAD if known else None
-
-    def _unexplained_readers(self, site: Site) -> list[Site]:
-        return [reader for reader in self._readers(site) if self.why(reader) != UNREAD]
+        others = [other for other in self.returned.get(_call(site), ()) if other != site]
+        return UNREAD if any(other in self.pairs or other in self.known for other in others) else None
 
     def _reached(self, site: Site) -> Site | None:
         """The compared output that shows what is read here."""
@@ -156,7 +137,7 @@ class Absorbing:
         if is_input(site):
             outputs = self.returned.get(_call(site), ())
             return next((found for output in outputs if (found := self._reached(output)) is not None), None)
-        return site if self.why(site) is not None else None
+        return site if site in self.known else None
 
     def _producers(self, site: Site) -> list[Site]:
         found: list[Site] = []
@@ -167,12 +148,9 @@ class Absorbing:
                 if producer not in seen:
                     seen.add(producer)
                     found.append(producer)
-                    if is_input(producer) or self.why(producer) is not None:
+                    if is_input(producer) or producer in self.known:
                         waiting.append(producer)
         return found
-
-    def _readers(self, site: Site) -> Collection[Site]:
-        return self.readers.get(site, ())
 
     def _has_run(self, site: Site) -> bool:
         """Whether the candidate recorded such a module itself, or this result of another call: it is no step inside."""
@@ -207,7 +185,7 @@ def explained(
     absorbing = Absorbing(reference, pairs, candidate, refuted)
     absorbing.explain([item.site for item in waiting])
     left = [item for item in waiting if item.site not in absorbing.known]
-    return left, [Unmatched(item.site, why) for item in waiting if (why := absorbing.why(item.site)) is not None]
+    return left, [Unmatched(item.site, why) for item in waiting if (why := absorbing.known.get(item.site)) is not None]
 
 
 def _call(site: Site) -> Site:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.records import Record
 from ..core.sites import PARAMETER_PHASES, Site, fits_glob
 from ..core.traces import Trace
 from ..errors import SelectionError
 from .absorbed import explained
-from .batches import SCALED_PHASES, Units, sample_steps
-from .call_counts import is_unscaled, recorded_calls, said_call
+from .arrangements import Steps
+from .batches import SCALED_PHASES, Units, is_unscaled, recorded_calls, said_call, sample_steps
 from .other_layouts import with_layouts
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
@@ -69,23 +69,22 @@ def align(
     Without `prefixes`, names are taken to be matched already: what is called differently is something else. `refuted`
     are modules that are computed inside nothing else, because the candidate may have them, with other numbers.
     """
-    aligner = _Aligner(_expanded(reference), _expanded(candidate), mapping, selection or Selection())
-    aligner.refuted = refuted
+    aligner = _Aligner(reference, candidate, mapping, selection or Selection(), refuted)
     aligner.selection.check({*aligner.reference, *aligner.candidate}, f"{reference.path} or {candidate.path}")
     if mapping is not None:
         mapping.check(aligner.reference, aligner.candidate)
     aligner.by_rule()
-    aligner.by_call(reference, candidate)
+    aligner.by_call()
     aligner.by_name()
     if prefixes:
         aligner.by_prefix()
     aligner.by_port()
     aligner.by_sample()
     if prefixes:
-        aligner.by_evidence(reference, candidate)
-    aligner.by_unscaled(reference)
+        aligner.by_evidence()
+    aligner.by_unscaled()
     aligner.pairs.update(with_layouts(aligner.pairs, reference, candidate))
-    return aligner.alignment(units or Units.of(reference, candidate), reference, candidate)
+    return aligner.alignment(units or Units.of(reference, candidate))
 
 
 def _expanded(trace: Trace) -> Sites:
@@ -103,8 +102,11 @@ def _expanded(trace: Trace) -> Sites:
 class _Aligner:
     """Alignment in progress: `waiting` reference sites find counterparts among candidate sites not yet `used`."""
 
-    def __init__(self, reference: Sites, candidate: Sites, mapping: Mapping | None, selection: Selection) -> None:
-        self.reference, self.candidate = reference, candidate
+    def __init__(
+        self, reference: Trace, candidate: Trace, mapping: Mapping | None, selection: Selection, refuted: frozenset[str]
+    ) -> None:
+        self.traces = reference, candidate
+        self.reference, self.candidate = _expanded(reference), _expanded(candidate)
         self.mapping, self.selection = mapping, selection
         self.waiting: Sites = {}
         self.pairs: dict[Site, Pair] = {}
@@ -113,38 +115,82 @@ class _Aligner:
         self.partial: set[tuple[int, int]] = set()  # samples compared, of how many
         self.renamed: dict[str, str] = {}  # reference names to candidate names, where they differ
         self.notes: list[str] = []
-        self.refuted: frozenset[str] = frozenset()  # modules whose one likely counterpart has other numbers
+        self.refuted = refuted
 
     def by_rule(self) -> None:
         """What the map says."""
         for site, record in self.reference.items():
             if not self.selection.takes(site.phase, site.name):
                 continue
-            pattern = self.selection.ignoring(site)
-            rule = self.mapping.find(site) if self.mapping is not None else None
+            pattern, rule = self.selection.ignoring(site), self._rule(site)
             if pattern is not None:
                 self.ignored.append(Unmatched(site, f"--ignore {pattern}"))
-            elif rule is not None and rule.ignore is not None:
-                self.ignored.append(Unmatched(site, rule.ignore))
-            elif rule is None or not rule.named or not self._add_by_rule(site, record, rule):
+            elif rule is not None and rule.line.ignore is not None:
+                self.ignored.append(Unmatched(site, rule.line.ignore))
+            else:
                 self.waiting[site] = record
+                targets = [site._replace(name=target.name, port=target.port) for target in rule.targets] if rule else []
+                if rule is not None and rule.named and all(target in self.candidate for target in targets):
+                    self._pair(site, targets, "map", concatenate=rule.line.concatenate)
+
+    def by_call(self) -> None:
+        """A module that the reference used several times and the candidate recorded fewer times: which of them."""
+        for site, other in recorded_calls(self.waiting, self.candidate, *self.traces):
+            self.notes.append(f"{said_call(other)} equals {said_call(site)} of the reference")
+            self._pair(site, [other], "call")
 
     def by_name(self) -> None:
         """Equal sites; only now, as what the map gave to others is no longer to be had by name."""
         for site in list(self.waiting):
-            self._add_by_name(site)
+            other = self._counterpart(site)
+            if self._is_free(other) and not self._is_mapped(site):
+                tied = self.waiting[site].site != site or self.candidate[other].site != other
+                self._pair(site, [other], "alias" if tied else "name")
 
-    def by_call(self, reference: Trace, candidate: Trace) -> None:
-        """A module that the reference used several times and the candidate recorded fewer times: which of them."""
-        for site, other in recorded_calls(self.waiting, self.candidate, reference, candidate):
-            self.notes.append(f"{said_call(other)} equals {said_call(site)} of the reference")
-            self._add(Pair(site, self.waiting[site], (self.candidate[other],), "call"), other)
+    def by_prefix(self) -> None:
+        """The same names under a stripped common prefix."""
+        left = {site.name for site in self.candidate if site not in self.used}
+        self.renamed = rename_by_prefix({site.name for site in self.waiting if not self._is_mapped(site)}, left)
+        for site in list(self.waiting):
+            other = self._counterpart(site)
+            if self._is_free(other):
+                self._pair(site, [other], "prefix")
 
-    def by_evidence(self, reference: Trace, candidate: Trace) -> None:
+    def by_port(self) -> None:
+        """One output on each side, called differently (`out` and `out.0`)."""
+        candidate = _by_group(site for site in self.candidate if site not in self.used)
+        for group, reference in _by_group(self.waiting).items():
+            others = candidate.get(self._counterpart(group), [])
+            if len(reference) == len(others) == 1:
+                self._pair(reference[0], others, "port")
+
+    def by_sample(self) -> None:
+        """A batched tensor on one side, its samples one by one on the other."""
+        single: dict[Site, list[tuple[Site, int]]] = {}
+        for site in self.candidate:
+            if site.sample is not None and site not in self.used:
+                single.setdefault(site._replace(sample=None), []).append((site, site.sample))
+        for site, record in list(self.waiting.items()):
+            other = self._counterpart(site)._replace(sample=None)
+            if site.sample is not None:
+                if other in self.candidate and _holds(self.candidate[other], site.sample):
+                    self._pair(site, [other], "sample", candidate_steps=sample_steps(site.sample))
+                continue
+            samples = single.get(other, ())
+            if samples and record.shape and len(samples) < record.shape[0]:
+                self.partial.add((len(samples), record.shape[0]))
+            for sample, number in samples:
+                if _holds(record, number):
+                    part = site._replace(sample=number)
+                    self.waiting.pop(site, None)
+                    self.waiting[part] = record
+                    self._pair(part, [sample], "sample", reference_steps=sample_steps(number))
+
+    def by_evidence(self) -> None:
         """What nothing has named: by what was computed, and with what."""
         from .structure.finding import found_by_evidence  # here, because most comparisons need none of it
 
-        found = found_by_evidence(reference, candidate, self.pairs, self.waiting, self.candidate, self.used)
+        found = found_by_evidence(*self.traces, self.pairs, self.waiting, self.candidate, self.used)
         if found is None:
             return
         for site in found.released:
@@ -153,99 +199,30 @@ class _Aligner:
             self.used -= {record.site for record in pair.candidate}
         self.notes += found.notes
         self.refuted = found.translation.found.refuted
-        for site in list(self.waiting):
+        for site, record in list(self.waiting.items()):
             target = None if self._is_mapped(site) else found.translation.target(site)
             if target is None:
                 continue
-            others = [site._replace(name=name, port=port, call=call) for name, port, call in target.places]
-            if site.phase in _TIED:
-                others = [other._replace(call=0) for other in others]
-            if all(
-                other in self.candidate
-                and (other not in self.used or target.how == "parts" or self.waiting[site].site != site)
-                for other in others
-            ):
+            others = [
+                site._replace(name=name, port=port, call=0 if site.phase in _TIED else call)
+                for name, port, call in target.places
+            ]
+            may_share = target.how == "parts" or record.site != site
+            if all(other in self.candidate and (may_share or other not in self.used) for other in others):
                 self.renamed.setdefault(site.name, others[0].name)
-                self._add(
-                    Pair(
-                        site, self.waiting[site], tuple(self.candidate[other] for other in others), target.how,
-                        candidate_steps=target.steps, concatenate=target.concatenate, sure=target.bits,
-                    ),
-                    *others,
-                )  # fmt: skip
+                steps, axis = target.steps, target.concatenate
+                self._pair(site, others, target.how, candidate_steps=steps, concatenate=axis, sure=target.bits)
 
-    def by_unscaled(self, reference: Trace) -> None:
+    def by_unscaled(self) -> None:
         """What the optimizer sees is the gradient itself where nothing was scaled, and the candidate has but one."""
         if any(site.phase == "grad_scaled" for site in self.candidate):
             return
         for site in [one for one in self.waiting if one.phase == "grad_scaled"]:
             raw = self.pairs.get(site._replace(phase="grad"))
-            if raw is not None and raw.candidate and is_unscaled(reference, self.waiting[site], raw.reference):
+            if raw is not None and raw.candidate and is_unscaled(self.traces[0], self.waiting[site], raw.reference):
                 self.pairs[site] = replace(raw, site=site, reference=self.waiting.pop(site), matched="unscaled")
 
-    def _add_by_name(self, site: Site) -> None:
-        other = self._counterpart(site)
-        if other in self.candidate and other not in self.used and not self._is_mapped(site):
-            record = self.waiting[site]
-            tied = record.site != site or self.candidate[other].site != other
-            self._add(Pair(site, record, (self.candidate[other],), "alias" if tied else "name"), other)
-
-    def _add_by_rule(self, site: Site, record: Record, rule: Rule) -> bool:
-        targets = [site._replace(name=target.name, port=target.port) for target in rule.targets]
-        if any(target not in self.candidate for target in targets):
-            return False
-        pair = Pair(
-            site, record, tuple(self.candidate[target] for target in targets), "map",
-            candidate_steps=rule.transforms, concatenate=rule.concatenate, tolerance=rule.tolerance,
-        )  # fmt: skip
-        self._add(pair, *targets)
-        return True
-
-    def by_prefix(self) -> None:
-        """The same names under a stripped common prefix."""
-        left = {site.name for site in self.candidate if site not in self.used}
-        self.renamed = rename_by_prefix({site.name for site in self.waiting if not self._is_mapped(site)}, left)
-        for site in list(self.waiting):
-            other = self._counterpart(site)
-            if other in self.candidate and other not in self.used:
-                self._add(Pair(site, self.waiting[site], (self.candidate[other],), "prefix"), other)
-
-    def by_port(self) -> None:
-        """One output on each side, called differently (`out` and `out.0`)."""
-        candidate = _by_group(site for site in self.candidate if site not in self.used)
-        for group, reference in _by_group(self.waiting).items():
-            others = candidate.get(self._counterpart(group), [])
-            if len(reference) == len(others) == 1:
-                self._add(
-                    Pair(reference[0], self.waiting[reference[0]], (self.candidate[others[0]],), "port"), others[0]
-                )
-
-    def by_sample(self) -> None:
-        """A batched tensor on one side, its samples one by one on the other."""
-        single: dict[Site, list[Site]] = {}
-        for site in self.candidate:
-            if site.sample is not None and site not in self.used:
-                single.setdefault(site._replace(sample=None), []).append(site)
-        for site in list(self.waiting):
-            record = self.waiting[site]
-            other = self._counterpart(site)._replace(sample=None)
-            if site.sample is not None and other in self.candidate and _holds(self.candidate[other], site.sample):
-                steps = sample_steps(site.sample)
-                self._add(Pair(site, record, (self.candidate[other],), "sample", candidate_steps=steps), other)
-            elif site.sample is None:
-                samples = [one for one in single.get(other, ()) if one.sample is not None]
-                if samples and record.shape and len(samples) < record.shape[0]:
-                    self.partial.add((len(samples), record.shape[0]))
-                for sample in samples:
-                    if sample.sample is not None and _holds(record, sample.sample):
-                        pair = Pair(
-                            site._replace(sample=sample.sample), record, (self.candidate[sample],), "sample",
-                            reference_steps=sample_steps(sample.sample),
-                        )  # fmt: skip
-                        self._add(pair, sample)
-                        self.waiting.pop(site, None)
-
-    def alignment(self, units: Units, reference: Trace, candidate: Trace) -> Alignment:
+    def alignment(self, units: Units) -> Alignment:
         """The pairs in the reference's causal order, and what is left."""
         place = {site: number for number, site in enumerate(self.reference)}
 
@@ -271,11 +248,12 @@ class _Aligner:
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
         ]
-        left, absorbed = explained(reference_only, reference, self.pairs, candidate, self.refuted)
-        dropped = [] if self.mapping is None else self.mapping.dropped(item.site for item in left)
-        self.notes += dropped
-        scaled = units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs)
-        notes = [*dict.fromkeys(self.notes), *([units.note] if scaled and units.note else [])]
+        left, absorbed = explained(reference_only, self.traces[0], self.pairs, self.traces[1], self.refuted)
+        if self.mapping is not None:
+            self.notes += self.mapping.dropped(item.site for item in left)
+        notes = list(dict.fromkeys(self.notes))
+        if units.note is not None and any(pair.site.phase in SCALED_PHASES for pair in pairs):
+            notes.append(units.note)
         if unread:
             notes.append(
                 f"the candidate recorded no inputs of modules; {len(unread)} of the reference were not compared"
@@ -292,10 +270,17 @@ class _Aligner:
             return set()
         return {site for site in self.waiting if is_input(site)}
 
+    def _rule(self, site: Site) -> Rule | None:
+        """What a map says of a site."""
+        return None if self.mapping is None else self.mapping.find(site)
+
     def _is_mapped(self, site: Site) -> bool:
         """Whether a map names the counterpart; where the candidate lacks it, no other will do."""
-        rule = self.mapping.find(site) if self.mapping is not None else None
+        rule = self._rule(site)
         return rule is not None and rule.named
+
+    def _is_free(self, other: Site) -> bool:
+        return other in self.candidate and other not in self.used
 
     def _ignores_candidate(self, site: Site) -> bool:
         return self.selection.ignoring(site) is not None or (
@@ -304,24 +289,27 @@ class _Aligner:
 
     def _counterpart(self, site: Site) -> Site:
         """The candidate's site of the same meaning: another prefix, and the port that a map gives it."""
-        rule = self.mapping.find(site) if self.mapping is not None else None
+        rule = self._rule(site)
         port = rule.targets[0].port if rule is not None and rule.targets else site.port
         return site._replace(name=self.renamed.get(site.name, site.name), port=port)
 
     def _meant(self, site: Site) -> Site:
         """The candidate's site that a map asks for, where it names one, be it there or not."""
-        rule = self.mapping.find(site) if self.mapping is not None else None
-        other = self._counterpart(site)
+        rule, other = self._rule(site), self._counterpart(site)
         return other._replace(name=rule.targets[0].name) if rule is not None and rule.named else other
 
-    def _add(self, pair: Pair, *others: Site) -> None:
-        rule = self.mapping.find(pair.site) if self.mapping is not None else None
-        if rule is not None and pair.matched != "map":  # the map leaves the name to us, and says the rest
-            steps = (*pair.candidate_steps, *rule.transforms)
-            pair = replace(pair, candidate_steps=steps, tolerance=rule.tolerance)
-        self.pairs[pair.site] = pair
+    def _pair(
+        self, site: Site, others: Sequence[Site], matched: str, candidate_steps: Steps = (), **more: Any
+    ) -> None:  # fmt: skip
+        """Pair a waiting site with sites of the candidate; a map that names none of them may say the rest."""
+        rule = self._rule(site)
+        if rule is not None:
+            more["tolerance"], candidate_steps = rule.line.tolerance, (*candidate_steps, *rule.line.transforms)
+        records = tuple(self.candidate[other] for other in others)
+        self.pairs[site] = Pair(
+            site, self.waiting.pop(site), records, matched, candidate_steps=candidate_steps, **more
+        )  # fmt: skip
         self.used.update(others)
-        self.waiting.pop(pair.site, None)
 
 
 def _by_group(sites: Iterable[Site]) -> dict[Site, list[Site]]:
@@ -340,8 +328,6 @@ def _holds(record: Record, sample: int) -> bool:
 
 def _in_units(pair: Pair, units: Units) -> Pair:
     reference, candidate = units.steps(pair.site)
-    if not reference and not candidate:
-        return pair
     return replace(
         pair, reference_steps=(*pair.reference_steps, *reference), candidate_steps=(*pair.candidate_steps, *candidate)
     )

@@ -89,9 +89,8 @@ def _of_axes(reference: Shape, candidate: Shape) -> Iterator[Steps]:
         return
     found: list[Steps] = list(_permuted(reference, candidate))
     if reference != candidate:
-        if _merges(candidate, reference) or _merges(
-            reference, candidate
-        ):  # another view of the same bytes may be a mistake
+        # Another view of the same bytes may be a mistake.
+        if _merges(candidate, reference) or _merges(reference, candidate):
             found.append((Transform("reshape", shape=reference),))
         found += _merged(reference, candidate)
     yield from found
@@ -100,23 +99,28 @@ def _of_axes(reference: Shape, candidate: Shape) -> Iterator[Steps]:
         yield from ((*steps, *more) for more in _interleaved(reference))
 
 
+def _reordered(shape: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Every other order of axes, with the shape that it gives."""
+    for axes in permutations(range(len(shape))) if len(shape) <= MOST_AXES else ():
+        if axes != tuple(range(len(shape))):
+            yield axes, tuple(shape[axis] for axis in axes)
+
+
 def _permuted(reference: Shape, candidate: Shape) -> Iterator[Steps]:
-    if len(reference) == len(candidate) <= MOST_AXES:
-        for axes in permutations(range(len(reference))):
-            if axes != tuple(range(len(reference))) and tuple(candidate[axis] for axis in axes) == reference:
-                yield (Transform("permute", axes=axes),)
+    for axes, dims in _reordered(candidate):
+        if dims == reference:
+            yield (Transform("permute", axes=axes),)
 
 
 def _merged(reference: Shape, candidate: Shape) -> Iterator[Steps]:
     """Axes that one side keeps apart and the other merges, in another order."""
-    if len(candidate) > len(reference) and len(candidate) <= MOST_AXES:
-        for axes in permutations(range(len(candidate))):
-            if _merges(tuple(candidate[axis] for axis in axes), reference) and axes != tuple(range(len(candidate))):
+    if len(candidate) > len(reference):
+        for axes, dims in _reordered(candidate):
+            if _merges(dims, reference):
                 yield Transform("permute", axes=axes), Transform("reshape", shape=reference)
-    if len(reference) > len(candidate) and len(reference) <= MOST_AXES:
-        for axes in permutations(range(len(reference))):
-            split = tuple(reference[axis] for axis in axes)
-            if _merges(split, candidate) and axes != tuple(range(len(reference))):
+    if len(reference) > len(candidate):
+        for axes, split in _reordered(reference):
+            if _merges(split, candidate):
                 back = tuple(axes.index(axis) for axis in range(len(reference)))
                 yield Transform("reshape", shape=split), Transform("permute", axes=back)
 
@@ -135,18 +139,10 @@ def _merges(many: Shape, few: Shape) -> bool:
 
 def _interleaved(reference: Shape) -> Iterator[Steps]:
     """Pairs of a rotation that lie side by side on one side and a half apart on the other, in heads of any size."""
-    for axis in _long_axes(reference):
-        for size in _heads(reference[axis]):
-            for halves in (False, True):
+    for axis, length in enumerate(reference):
+        for size in range(4, length + 1, 2) if axis in (0, len(reference) - 1, len(reference) - 2) else ():
+            for halves in (False, True) if length % size == 0 else ():
                 yield deinterleaved(reference, axis, size, halves=halves)
-
-
-def _long_axes(shape: Shape) -> list[int]:
-    return [axis for axis in range(len(shape)) if shape[axis] >= 4 and axis in (0, len(shape) - 1, len(shape) - 2)]
-
-
-def _heads(length: int) -> list[int]:
-    return [size for size in range(4, length + 1, 2) if length % size == 0]
 
 
 def deinterleaved(shape: Shape, axis: int, size: int, *, halves: bool) -> Steps:
@@ -159,15 +155,14 @@ def deinterleaved(shape: Shape, axis: int, size: int, *, halves: bool) -> Steps:
 
 
 def _cut(reference: Shape, candidate: Shape) -> Iterator[Steps]:
-    """Padding behind what we have, along one axis, and axes in another order."""
+    """Padding behind what the reference has, along one axis, and axes in another order."""
     if len(reference) != len(candidate) or len(reference) > MOST_AXES:
         return
-    for axes in permutations(range(len(reference))):
-        dims = tuple(candidate[axis] for axis in axes)
+    for axes, dims in (((), candidate), *_reordered(candidate)):
         longer = [axis for axis, (a, b) in enumerate(zip(reference, dims, strict=True)) if a != b]
         if len(longer) == 1 and dims[longer[0]] > reference[longer[0]]:
             cut = Transform("slice", axes=(longer[0],), start=0, stop=reference[longer[0]])
-            yield (cut,) if axes == tuple(range(len(axes))) else (Transform("permute", axes=axes), cut)
+            yield (Transform("permute", axes=axes), cut) if axes else (cut,)
 
 
 # Parts of one tensor. `groups` says how often they take turns: once where one stands behind the other, once a head

@@ -1,4 +1,5 @@
-"""Gradients of a mean against gradients of a sum, and batches against single samples, brought together.
+"""What the two sides recorded in other portions, brought together: gradients of a mean against gradients of a sum,
+batches against single samples, several calls against one.
 
 `gradient_of` in a trace's header says what its loss gradients, activation gradients and raw parameter gradients
 are gradients of. A C harness runs samples one by one and sums; PyTorch runs a batch and takes the mean.
@@ -6,11 +7,16 @@ are gradients of. A C harness runs samples one by one and sums; PyTorch runs a b
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..core.sites import Site
+import numpy as np
+
+from ..core.records import Record
+from ..core.sites import Site, in_words
 from ..core.traces import Trace
 from ..errors import SelectionError
+from .arrangements import agrees
 from .pairs import Transform
 
 SCALED_PHASES = frozenset({"lossgrad", "agrad", "grad"})  # `grad_scaled` is what the optimizer sees on either side
@@ -93,3 +99,35 @@ class Units:
 def sample_steps(sample: int) -> tuple[Transform, ...]:
     """One sample of a batched tensor."""
     return (Transform("slice", axes=(0,), start=sample, stop=sample + 1),)
+
+
+def recorded_calls(
+    of_reference: Mapping[Site, Record], of_candidate: Mapping[Site, Record], reference: Trace, candidate: Trace
+) -> Iterator[tuple[Site, Site]]:  # fmt: skip
+    """Outputs of the candidate's calls that equal another call of the reference, and no call of the same number."""
+    calls: dict[Site, list[Site]] = {}
+    for site, record in of_reference.items():
+        if site.phase == "fwd" and not site.port.startswith("in.") and record.at is not None:
+            calls.setdefault(site._replace(call=0), []).append(site)
+    for first, several in calls.items():
+        others = [first._replace(call=site.call) for site in several if site in of_candidate]
+        if not 0 < len(others) < len(several) or any(of_candidate[other].at is None for other in others):
+            continue
+        made = {site: reference.array(of_reference[site]) for site in several}
+        for other in others:
+            array = candidate.array(of_candidate[other])
+            same = [site for site, own in made.items() if own.shape == array.shape and agrees(own, array, ())]
+            if len(same) == 1 and same[0] != other:
+                yield same[0], other
+
+
+def said_call(site: Site) -> str:
+    """A call for people, its number always said."""
+    return f"call {site.call} of {in_words(site._replace(call=0))}"
+
+
+def is_unscaled(trace: Trace, seen: Record, raw: Record) -> bool:
+    """Whether the optimizer saw the very gradient."""
+    if seen.at is None or raw.at is None or (seen.dtype, seen.shape) != (raw.dtype, raw.shape):
+        return False
+    return seen.at == raw.at or bool(np.array_equal(trace.array(seen), trace.array(raw)))

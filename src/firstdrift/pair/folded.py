@@ -6,6 +6,7 @@ Proven by doing it: our layer and norm as one layer, element by element, against
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -47,13 +48,10 @@ def folded(reference: Trace, candidate: Trace, used: Iterable[Site]) -> dict[Sit
         for layer in _before(reference, norm.name, layers):
             held = _held(reference, layer, norm, candidate, free)
             if held is not None:
-                said = f"folded into the candidate's {_said(held)}: the same numbers, computed and compared"
+                name = ".".join(filter(None, (held.site.name, held.site.port)))
+                said = f"folded into the candidate's {name!r}: the same numbers, computed and compared"
                 found |= {site.site: said for site in (*layer.held.values(), *norm.held.values())}
     return found
-
-
-def _said(record: Record) -> str:
-    return repr(".".join(filter(None, (record.site.name, record.site.port))))
 
 
 def _layers(trace: Trace) -> dict[str, _Layer]:
@@ -102,8 +100,9 @@ def _as_one(trace: Trace, layer: _Layer, norm: _Layer) -> tuple[Array, Array]:
 
 
 def _like(made: Array, candidate: Trace, free: Iterable[Record]) -> Record | None:
-    large = (site for site in free if int(np.prod(site.shape or ())) == made.size)
-    fits = (
-        site for site in large if arrangement(made, np.asarray(candidate.array(site), np.float64), NEAR) is not None
-    )
-    return next(fits, None)
+    for record in free:
+        if prod(record.shape or ()) == made.size:
+            held = np.asarray(candidate.array(record), np.float64)
+            if arrangement(made, held, NEAR) is not None:
+                return record
+    return None

@@ -44,10 +44,6 @@ class Numbers(NamedTuple):
         """Whether they are one number over and over, which is found everywhere and says nothing."""
         return self.low == self.high
 
-    @property
-    def scale(self) -> float:
-        return max(abs(self.low), abs(self.high))
-
 
 def numbers_of(trace: Trace, record: Record | None, *, ordered: bool = False) -> Numbers | None:
     """The numbers of a recorded tensor; None where there are none to be had."""
@@ -83,13 +79,24 @@ def joined(parts: Sequence[Numbers]) -> Numbers:
 def agree(one: Numbers, other: Numbers) -> bool:
     """Whether both can be the same elements, in the coarser of the two dtypes."""
     near = max(EXACT, 4 * max(one.fine, other.fine))
-    return one.size == other.size and float(_apart(_columns([one]), _columns([other]))[0, 0]) <= near
+    return float(apart([one], [other])[0, 0]) <= near
 
 
 def apart(reference: Sequence[Numbers | None], candidate: Sequence[Numbers | None]) -> Matrix:
     """How far each tensor of the reference is from each of the candidate, in units of the largest element; infinite
     where counts differ."""
-    return _apart(_columns(reference), _columns(candidate))
+    (count, low, high, total, square), (count2, low2, high2, total2, square2) = (
+        _columns(reference)[:5, :, None],
+        _columns(candidate)[:5, None],
+    )
+    with np.errstate(all="ignore"):
+        scale = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
+        distance = np.maximum(np.abs(low - low2), np.abs(high - high2)) / scale
+        norm = np.sqrt(np.maximum(square, 1e-300))
+        distance = np.maximum(distance, np.abs(np.sqrt(square2) - norm) / norm)
+        # A sum cancels, so that it is held to what its terms can make of it.
+        distance = np.maximum(distance, np.abs(total - total2) / (norm * np.sqrt(np.maximum(count, 1))))
+    return np.where((count == count2) & np.isfinite(distance), distance, np.inf)
 
 
 def in_order(reference: Sequence[Numbers | None], candidate: Sequence[Numbers | None]) -> Matrix:
@@ -103,21 +110,6 @@ def in_order(reference: Sequence[Numbers | None], candidate: Sequence[Numbers | 
 def _columns(side: Sequence[Numbers | None]) -> Matrix:
     nothing = (-1, *[np.nan] * 6)
     return np.array([nothing if numbers is None else numbers for numbers in side], np.float64).reshape(len(side), 7).T
-
-
-def _apart(reference: Matrix, candidate: Matrix) -> Matrix:
-    (count, low, high, total, square), (count2, low2, high2, total2, square2) = (
-        reference[:5, :, None],
-        candidate[:5, None],
-    )
-    with np.errstate(all="ignore"):
-        scale = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
-        distance = np.maximum(np.abs(low - low2), np.abs(high - high2)) / scale
-        norm = np.sqrt(np.maximum(square, 1e-300))
-        distance = np.maximum(distance, np.abs(np.sqrt(square2) - norm) / norm)
-        # A sum cancels, so that it is held to what its terms can make of it.
-        distance = np.maximum(distance, np.abs(total - total2) / (norm * np.sqrt(np.maximum(count, 1))))
-    return np.where((count == count2) & np.isfinite(distance), distance, np.inf)
 
 
 def bits(distance: Matrix, fine: float, groups: Groups | None = None) -> Matrix:

@@ -66,10 +66,8 @@ class _Layouts:
         if all(step.kind == "reshape" for step in steps):
             return True
         kinds = [step.kind for step in steps]
-        like = (other for other, one in told.items() if one and other != site)
-        if any([step.kind for step in told[other] or ()] == kinds for other in like):
-            return True
-        return self._agrees_after(site, told)
+        like = ([step.kind for step in one] for other, one in told.items() if one and other != site)
+        return kinds in like or self._agrees_after(site, told)
 
     def _is_unread(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
         """Whether nothing reads what is cut off: it is no result of the model, and what comes after the last of its

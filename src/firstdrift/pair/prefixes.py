@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import takewhile
 
 
 def rename_by_prefix(reference: Collection[str], candidate: Collection[str]) -> dict[str, str]:
@@ -64,13 +65,8 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 
 def _common(names: set[str]) -> str:
     """The dotted prefix that all names share."""
-    split = [name.split(".") for name in names]
-    shared = []
-    for components in zip(*split, strict=False):
-        if len(set(components)) > 1:
-            break
-        shared.append(components[0])
-    return ".".join(shared)
+    components = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(several[0] for several in takewhile(lambda several: len(set(several)) == 1, components))
 
 
 def _without(name: str, prefix: str) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .conventions import is_bookkeeping, words_of
 from .moments import EXACT, Numbers, agree, apart, joined
-from .structure.outline import Outline, Weight
+from .structure.outline import Outline
 
 MOST_PARTS = 512  # of one tensor: a stack of experts
 
@@ -55,12 +55,9 @@ def _speaking(side: Outline) -> list[int]:
     """Weights whose numbers say which they are."""
     return [
         n
-        for n, one in enumerate(side.values)
-        if one is not None
-        and not one.is_constant
-        and one.size > 1
-        and not side.weights[n].is_alias
-        and not is_bookkeeping(side.weights[n].port)
+        for n, (values, weight) in enumerate(zip(side.values, side.weights, strict=True))
+        if values is not None
+        and not (values.is_constant or values.size <= 1 or weight.is_alias or is_bookkeeping(weight.port))
     ]
 
 
@@ -121,21 +118,14 @@ def _families(side: Outline, places: Iterable[int]) -> list[list[int]]:
     groups: dict[object, list[int]] = {}
     for n in places:
         weight = side.weights[n]
-        rank = len(weight.record.shape or ())
-        for key in {_sibling(weight), _numbered(weight)}:
+        rank, parent = len(weight.record.shape or ()), weight.name.rpartition(".")[0]
+        for key in {parent, _without_last_number(weight.name)}:
             groups.setdefault((rank, weight.role, key), []).append(n)
     return [run for run in groups.values() if len(run) > 1]
 
 
-def _sibling(weight: Weight) -> object:
-    return weight.name.rpartition(".")[0]
-
-
-def _numbered(weight: Weight) -> object:
-    """The name without its last number: what experts of one layer share."""
-    words = list(words_of(weight.name))
-    numbers = [place for place, word in enumerate(words) if word.isdecimal()]
-    if not numbers:
-        return None
-    words[numbers[-1]] = "#"
-    return tuple(words)
+def _without_last_number(name: str) -> object:
+    """What the experts of one layer share; None where there is no number."""
+    words = words_of(name)
+    last = max((place for place, word in enumerate(words) if word.isdecimal()), default=None)
+    return None if last is None else (*words[:last], "#", *words[last + 1 :])

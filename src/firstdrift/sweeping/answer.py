@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 
 from ..core.strict_json import plain
 from ..judge.measure.result import Verdict
-from .case_rows import COULD_NOT_TELL, INTERNAL_ERROR, Row
-from .cases import Case, key_of
-from .sentences import describe_growth, sentence_of
-from .shares import Repeated, Share, repeated
-from .summaries import ParameterSummary, SiteSummary, parameters, summarise
+from .case_rows import COULD_NOT_TELL, INTERNAL_ERROR, Place, Row
+from .cases import Case, key_of, name_of
+from .growth import describe_growth
+from .summaries import ParameterSummary, Repeated, Share, SiteSummary, parameters, repeated, summarise
 
 SCHEMA = "firstdrift-sweep-v1"
 
@@ -122,7 +121,7 @@ class SweepResult:
     @property
     def sentence(self) -> str:
         """The verdict and what it rests on."""
-        return sentence_of(self)
+        return f"{self.verdict.value}: {_said(self)}{_but(self)}"
 
     def to_json(self, sort: str = "error") -> dict[str, Any]:
         """The result in the schema `firstdrift-sweep-v1`; `sort` is the order of `parameters`."""
@@ -178,3 +177,73 @@ def _parameter(summary: ParameterSummary) -> dict[str, Any]:
         for name, side in (("grad", summary.raw), ("grad_scaled", summary.scaled))
     }
     return {"name": summary.name, "port": summary.port, **sides, "pattern": summary.pattern}
+
+
+# The sentence
+
+
+def shown(place: Place) -> str:
+    """A place for people: phase, name, and the port where it is not the usual one."""
+    phase, name, port = place
+    return f"{phase} {name or 'the model'}" + ("" if port in ("out", "weight") else f":{port}")
+
+
+def _said(result: SweepResult) -> str:
+    rows = result.compared
+    cases = "the one case is" if len(rows) == 1 else f"all {len(rows)} cases are"
+    match result.verdict:
+        case Verdict.DRIFT:
+            return _drift(result)
+        case Verdict.FLIP:
+            turned = f"but for near-ties, in {result.flips}: {result.flips.sentence}"
+            return f"{cases} the same up to float noise {turned}{_ruled_out(result)}"
+        case Verdict.NOISE:
+            return f"{cases} the same up to float noise{_ruled_out(result)}"
+        case Verdict.SAME:
+            return f"{cases} bit-equal{_ruled_out(result)}"
+    if not rows:
+        return "nothing was compared"
+    doubtful = [row for row in rows if row.verdict in ("inconclusive", "not comparable")]
+    if not doubtful:
+        return f"{len(rows)} of {len(result.cases)} cases were compared, and none of them drifts"
+    first = doubtful[0]
+    return f"{len(doubtful)} of {len(rows)} cases could not be judged, first {name_of(first.case)}: {first.sentence}"
+
+
+def _ruled_out(result: SweepResult) -> str:
+    """How often there could be a drift that these cases happen not to have."""
+    most = 100 * result.drifts.interval[1]
+    return f"; a drift in more than {most:.0f} % of such cases is ruled out" if result.drifts.of > 1 else ""
+
+
+def _drift(result: SweepResult) -> str:
+    first, *others = result.findings
+    where = f"the first drift is {shown(first.place)}, introduced by {first.introduced_by}, in {first.share}"
+    if not others:
+        return f"{where}: {first.share.sentence}{_cause(first)}"
+    rest = f"{len(others)} more place{'s' if len(others) > 1 else ''}"
+    return f"{result.drifts} cases drift: {result.drifts.sentence}; most often {where}{_cause(first)}; and at {rest}"
+
+
+def _cause(first: Repeated) -> str:
+    if first.cause is not None:
+        return f"; {first.cause} in every one of them: {first.why}"
+    named = [f"{label} in {count}" for label, count in first.causes.items() if label != "unknown"]
+    return f"; causes differ: {', '.join(named)} of {first.share.count}" if named else ""
+
+
+def _but(result: SweepResult) -> str:
+    """What keeps the sentence from being all there is to say."""
+    said = ""
+    if result.failed:
+        first = result.failed[0]
+        said += (
+            f"; {len(result.failed)} of {len(result.cases)} cases failed, first {name_of(first.case)}: {first.sentence}"
+        )
+    problems = [row for row in result.compared if row.problems and row.exit_code == COULD_NOT_TELL]
+    if problems and result.exit_code == COULD_NOT_TELL:
+        first = problems[0]
+        said += f", but in {len(problems)} of them {first.problems[0]}"
+    if result.left:
+        said += f"; {len(result.left)} of {len(result.cases)} cases were not run"
+    return said

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
 from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.strict_json import NON_FINITE, Json, plain
+from ..core.strict_json import Json, plain
 from ..core.traces import Array, Trace
 from ..judge.measure.result import FirstDrift, PairResult, Result
 from ..pair.pairs import Pair
@@ -142,19 +141,18 @@ class Row:
     def from_json(cls, line: dict[str, Any]) -> Row:
         """The inverse of `to_json`; whatever is no such line is a KeyError, TypeError or ValueError."""
         first, growth = line["first_drift"], line["growth"]
-        kept = replace(
-            cls(**line),
-            first_drift=None if first is None else Finding(**first),
-            losses=tuple(
-                Loss(one["step"], _float(one["reference"]), _float(one["candidate"])) for one in line["losses"]
-            ),
-            sites=tuple(_site(one) for one in line["sites"]),
-            missing=tuple((p, n, q) for p, n, q in line["missing"]),
-            extra=tuple((p, n, q) for p, n, q in line["extra"]),
-            problems=tuple(line["problems"]),
-            fed=tuple(line["fed"]),
-            growth=None if growth is None else _growth(growth),
-        )
+        parts: dict[str, Any] = {
+            "first_drift": None if first is None else Finding(**first),
+            "losses": [Loss(one["step"], _float(one["reference"]), _float(one["candidate"])) for one in line["losses"]],
+            "sites": [_site(one) for one in line["sites"]],
+            "growth": None if growth is None else _growth(growth),
+            "missing": [(phase, name, port) for phase, name, port in line["missing"]],
+            "extra": [(phase, name, port) for phase, name, port in line["extra"]],
+        }
+        read: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in {**line, **parts}.items()
+        }
+        kept = cls(**read | {"stamp": line.get("stamp")})
         if not isinstance(kept.case, dict) or type(kept.exit_code) is not int or not isinstance(kept.verdict, str):
             raise TypeError("case, exit_code or verdict")
         return kept
@@ -190,11 +188,8 @@ def fed_to(trace: Trace) -> tuple[str, ...]:
 
 def printed_losses(reference: Path, candidate: Path) -> tuple[Loss, ...]:
     """The losses that both sides printed as `mean_loss=VALUE`, step after step."""
-    both = zip(_printed(reference), _printed(candidate), strict=False)
-    return tuple(
-        Loss(step, of_reference, of_candidate)
-        for step, (of_reference, of_candidate) in enumerate(islice(both, MOST_STEPS))
-    )
+    both = zip(range(MOST_STEPS), _printed(reference), _printed(candidate), strict=False)
+    return tuple(Loss(*step) for step in both)
 
 
 def _printed(log: Path) -> Iterator[float]:
@@ -209,10 +204,9 @@ def _finding(first: FirstDrift | None) -> Finding | None:
     if first is None:
         return None
     cause = first.cause
-    label = None if cause is None or cause.label in ("", "unknown") else cause.label
-    why = "" if cause is None or label is None else cause.sentence
-    parameters = {} if cause is None or label is None else plain(cause.parameters)
-    return Finding(*first.site, first.introduced_by, label, why, parameters)
+    if cause is None or cause.label in ("", "unknown"):
+        return Finding(*first.site, first.introduced_by, None, "")
+    return Finding(*first.site, first.introduced_by, cause.label, cause.sentence, plain(cause.parameters))
 
 
 def _losses(pairs: Iterable[PairResult], load: Load) -> Iterable[Loss]:
@@ -228,13 +222,12 @@ def _losses(pairs: Iterable[PairResult], load: Load) -> Iterable[Loss]:
 def _sites(pairs: Sequence[PairResult]) -> Iterable[SiteRow]:
     grouped: dict[tuple[int, str, str, str], list[PairResult]] = {}
     for pair in pairs:
-        grouped.setdefault((pair.site.step, pair.site.phase, pair.site.name, pair.site.port), []).append(pair)
-    for (step, phase, name, port), group in grouped.items():
-        worst = min(group, key=lambda pair: GRAVITY.index(str(pair.verdict)))
+        grouped.setdefault((pair.site.step, *pair.site[1:4]), []).append(pair)
+    for place, group in grouped.items():
         measured = [pair.measurement for pair in group if pair.measurement is not None]
-        errors = [m.rel_l2 for m in measured if m.rel_l2 is not None]
         yield SiteRow(
-            step, phase, name, port, str(worst.verdict), len(group), max(errors, default=None),
+            *place, min((str(pair.verdict) for pair in group), key=GRAVITY.index), len(group),
+            max((m.rel_l2 for m in measured if m.rel_l2 is not None), default=None),
             max((float(m.max_abs) for m in measured if m.compared), default=None),
             (sum(m.nan_reference + m.inf_reference for m in measured),
              sum(m.nan_candidate + m.inf_candidate for m in measured)),
@@ -265,15 +258,10 @@ def _growth(line: dict[str, Any]) -> Growth:
 
 
 def _float(value: Json) -> float:
-    """A number, or the text that strict JSON has for one that is not finite."""
+    """A number, or one that is not finite as strict JSON or a log has it; NaN where it is none."""
     if isinstance(value, str):
-        text = value.lower().removeprefix("+")
-        return NON_FINITE.get(text.replace("infinity", "inf"), nan) if text[-1:].isalpha() else _number(text)
+        try:
+            return float(value)
+        except ValueError:
+            return nan
     return float(value)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return nan

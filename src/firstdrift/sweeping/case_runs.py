@@ -99,7 +99,7 @@ def run_cases(
 ) -> None:  # fmt: skip
     """Run cases, and hand over each row as soon as it is there."""
     if executor is not None:
-        _on(executor, [(case, executor.submit(run_case, work, case, place)) for case, place in todo], done)
+        _wait({executor.submit(run_case, work, *one): one for one in todo}, done)
     elif jobs == 1 or len(todo) < 2:
         for case, place in todo:
             done(run_case(work, case, place))
@@ -109,22 +109,22 @@ def run_cases(
                 done(failed_row(case, "the process that compared it died, twice; is there enough memory?"))
 
 
-def _on(executor: Executor, futures: Sequence[tuple[Case, Future[Row]]], done: Done) -> list[Case]:
-    """Wait for futures; gives the cases that were lost with their executor."""
-    cases = {future: case for case, future in futures}
+def _wait(futures: dict[Future[Row], tuple[Case, Path]], done: Done) -> list[tuple[Case, Path]]:
+    """Hand over the rows as they come; gives the cases that were lost with their executor."""
     lost = []
     try:
-        for future in as_completed(cases):
+        for future in as_completed(futures):
+            case = futures[future][0]
             try:
                 row = future.result()
             except BrokenExecutor:
-                lost.append(cases[future])
+                lost.append(futures[future])
                 continue
             except Exception as error:
-                row = failed_row(cases[future], f"the executor could not run it ({type(error).__name__}: {error})")
+                row = failed_row(case, f"the executor could not run it ({type(error).__name__}: {error})")
             done(row)
     except BaseException:
-        for future in cases:
+        for future in futures:
             future.cancel()
         raise
     return lost
@@ -140,15 +140,15 @@ def _in_processes(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, idle now
-            futures = [(case, pool.submit(_in_worker, case, place)) for case, place in todo]
-        lost = _on(pool, futures, done)
+            futures = {pool.submit(_in_worker, *one): one for one in todo}
+        lost = _wait(futures, done)
     except BaseException:
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
-    return [(case, place) for case, place in todo if case in lost]
+    return lost
 
 
 _work: Work | None = None  # of a worker; inherited where processes are forked, so that any function will do

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 
 from ..compare.open_trace import open_trace
@@ -41,9 +42,7 @@ def parse_cases(texts: Sequence[str]) -> list[Case]:
     for name in names:
         if names.count(name) > 1:
             raise SelectionError(f"the cases name {name!r} twice; put its values into one list")
-    size = 1
-    for axis in axes:
-        size *= len(axis)
+    size = prod(len(axis) for axis in axes)
     if size > MOST:
         raise SelectionError(f"these are {size:,} cases, more than {MOST:,}; take larger steps")
     return check_cases([{k: v for part in parts for k, v in part.items()} for parts in itertools.product(*axes)])

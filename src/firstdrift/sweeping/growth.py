@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from statistics import linear_regression
+from statistics import linear_regression, median
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from ..errors import FirstdriftError
 from ..judge.measure.result import PairResult, Result
 from ..pair.pairs import ReconcileError, apply_all
 from .case_rows import Growth, Load
+from .summaries import DEPENDENT, ROBUST, Share
 
 COMPOUNDS = 4.0  # times the reference's own distance from float64
 JUMP = 4.0  # times the step before: no smooth growth
@@ -48,29 +51,14 @@ def _of_weights(
     steps: dict[int, list[PairResult]], load: Load, reference: Trace, truth: Trace | None
 ) -> Growth:  # fmt: skip
     """All weights as one vector, after each step."""
-    start = {pair.site[2:]: _before(pair, reference) for pair in next(iter(steps.values()))}
-
-    def before(pair: PairResult) -> Array | None:
-        return start[pair.site[2:]]
-
-    def exact(pair: PairResult) -> Array | None:
-        return None if truth is None else _array(pair, truth)
-
-    apart, moved, of_reference, candidate = [], [], [], []
+    start = {pair.site[2:]: _stored(pair, reference, "weight") for pair in next(iter(steps.values()))}
+    curves: tuple[list[float | None], ...] = ([], [], [], [])
     for pairs in steps.values():
-        loaded = [(*load(pair.pair), before(pair), exact(pair)) for pair in pairs]
-        apart.append(_norm((r, c) for r, c, _, _ in loaded))
-        moved.append(_norm((r, b) for r, _, b, _ in loaded))
-        of_reference.append(_norm((r, t) for r, _, _, t in loaded))
-        candidate.append(_norm((c, t) for _, c, _, t in loaded))
-    return Growth(
-        "weights",
-        tuple(steps),
-        tuple(map(float, _whole(apart) or ())),
-        _whole(moved),
-        _whole(of_reference),
-        _whole(candidate),
-    )
+        loaded = [(*load(pair.pair), start[pair.site[2:]], _stored(pair, truth, "weight_after")) for pair in pairs]
+        for curve, (one, other) in zip(curves, ((0, 1), (0, 2), (0, 3), (1, 3)), strict=True):
+            curve.append(_norm((tensors[one], tensors[other]) for tensors in loaded))
+    apart, moved, of_reference, candidate = map(_whole, curves)
+    return Growth("weights", tuple(steps), apart or (), moved, of_reference, candidate)
 
 
 def _whole(curve: Sequence[float | None]) -> tuple[float, ...] | None:
@@ -79,33 +67,22 @@ def _whole(curve: Sequence[float | None]) -> tuple[float, ...] | None:
     return points if len(points) == len(curve) else None
 
 
-def _before(pair: PairResult, reference: Trace) -> Array | None:
-    site = pair.pair.reference.site._replace(phase="weight")
-    if site not in reference or reference[site].at is None:
+def _stored(pair: PairResult, trace: Trace | None, phase: str) -> Array | None:
+    """The reference's tensor as a trace has it in a phase, along the pair's axes."""
+    site = pair.pair.reference.site._replace(phase=phase)
+    if trace is None or site not in trace or trace[site].at is None:
         return None
-    return _reconciled(pair, reference.array(site))
-
-
-def _array(pair: PairResult, trace: Trace) -> Array | None:
-    """The reference's tensor as another trace has it."""
-    site = pair.pair.reference.site
-    if site not in trace or trace[site].at is None:
-        return None
-    return _reconciled(pair, trace.array(site))
-
-
-def _reconciled(pair: PairResult, array: Array) -> Array | None:
     try:
-        return apply_all(array, pair.pair.reference_steps)
+        return apply_all(trace.array(site), pair.pair.reference_steps)
     except (ReconcileError, FirstdriftError):
         return None
 
 
-def _norm(pairs: Iterable[tuple[Array, Array | None]]) -> float | None:
+def _norm(pairs: Iterable[tuple[Array | None, Array | None]]) -> float | None:
     """The length of the difference of many tensors as one vector; nothing where one of them is not there."""
     total = 0.0
     for one, other in pairs:
-        if other is None or one.size != other.size:
+        if one is None or other is None or one.size != other.size:
             return None
         wide = np.complex128 if "c" in (one.dtype.kind, other.dtype.kind) else np.float64
         difference = one.astype(wide).ravel() - other.astype(wide).ravel()
@@ -155,3 +132,41 @@ def jumps(growth: Growth) -> list[int]:
     """Steps at which the distance is more than a few times that of the step before."""
     curve = list(zip(growth.steps, growth.apart, strict=False))
     return [step for (_, before), (step, after) in pairwise(curve) if before > 0 and not after <= JUMP * before]
+
+
+def describe_growth(curves: Sequence[Growth]) -> dict[str, Any] | None:
+    """How differences develop over steps, over all cases that have several."""
+    if not curves:
+        return None
+    factors = [value for value in map(factor, curves) if value is not None]
+    ratios = [value for value in map(ratio, curves) if value is not None]
+    found = [one for one in map(compounds, curves) if one is not None]
+    jumped = Counter(step for curve in curves for step in jumps(curve))
+    said = {
+        "of": curves[0].of,
+        "cases": len(curves),
+        "steps": max(len(curve.steps) for curve in curves),
+        "factor": median(factors) if factors else None,
+        "jumps": {str(step): count for step, count in sorted(jumped.items())},
+        "ratio": median(ratios) if ratios else None,
+        "compounds": Share(sum(found), len(found)).to_json() if found else None,
+    }
+    return {**said, "sentence": _growing(said, found)}
+
+
+def _growing(said: dict[str, Any], found: Sequence[bool]) -> str:
+    """What the curves say. Only a float64 run tells what is the network's own growth from what a port adds."""
+    steps = f"after {said['steps']} steps"
+    grows = "" if said["factor"] is None else f"the sides part by a factor of {said['factor']:.2f} a step"
+    if found:
+        far = f"{steps} the candidate is {said['ratio']:.1f} times as far from float64 as the reference is"
+        share = Share(sum(found), len(found))
+        if not share.count:
+            return f"nothing compounds that the reference does not: {far}"
+        beyond = f"{far}, and more than {COMPOUNDS:g} times in {share}"
+        if share.pattern == DEPENDENT:
+            return f"{beyond}: batch-dependent, as a near-tie that one side decides otherwise would make it"
+        return f"{'it compounds' if share.pattern == ROBUST else 'it may compound'}: {beyond}: {share.sentence}"
+    jumped = f"; it jumps at step {', '.join(list(said['jumps'])[:5])}" if said["jumps"] else ""
+    known = "whether that is the network's own, a float64 run would tell"
+    return f"{grows or f'{steps} there is no growth to be seen'}{jumped}; {known}"

@@ -1,22 +1,123 @@
-"""What the cases say of each site together: errors with their spread, how often it drifts, what is missing."""
+"""What the cases say together: how often something happens and how sure that is, of first drifts, of each site, and of
+the gradients of each parameter."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
 from statistics import fmean, median
 
 from ..core.sites import PHASE_RANK
+from ..core.strict_json import Json
 from ..errors import SelectionError
 from .case_rows import DRIFTS, GRAVITY, Place, Row, SiteRow
 from .cases import name_of
-from .shares import CLEAN, Share
 
+Z = 1.959963984540054  # of a normal distribution, 95 % are within so many deviations
+HALF = 0.5
+
+ROBUST = "robust"
+DEPENDENT = "batch-dependent"
+UNDECIDED = "undecided"
+CLEAN = "clean"
 DECIDED = DRIFTS | {"same", "noise", "flip"}
 GRADIENTS = ("grad", "grad_scaled")
 ORDERS = ("error", "abs")  # relative L2 error, or largest absolute difference, which large layers lead
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`count` of `of` cases, and the Wilson interval of how often it is to be expected."""
+
+    count: int
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the true share is, with 95 % confidence, if the cases are independent."""
+        if not self.of:
+            return 0.0, 1.0
+        n, p = self.of, self.count / self.of
+        middle = p + Z * Z / (2 * n)
+        spread = Z * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+        low, high = ((middle + sign * spread) / (1 + Z * Z / n) for sign in (-1, 1))
+        return 0.0 if not self.count else max(0.0, low), 1.0 if self.count == self.of else min(1.0, high)
+
+    @property
+    def pattern(self) -> str:
+        """`robust` where it is in every case, of enough to expect it in most others; in some, `batch-dependent`.
+
+        In every one of a few cases, it could be either.
+        """
+        if not self.count:
+            return CLEAN
+        if self.count < self.of:
+            return DEPENDENT
+        return ROBUST if self.interval[0] > HALF else UNDECIDED
+
+    @property
+    def sentence(self) -> str:
+        """The pattern for people."""
+        if self.pattern in (ROBUST, DEPENDENT):
+            return self.pattern
+        return f"in every case, but {self.of} {'is' if self.of == 1 else 'are'} too few to call it robust"
+
+    def to_json(self) -> dict[str, Json]:
+        """The share with its interval and pattern."""
+        return {"count": self.count, "of": self.of, "interval": list(self.interval), "pattern": self.pattern}
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.of} ({self.percent})"
+
+    @property
+    def percent(self) -> str:
+        """The interval for people."""
+        low, high = self.interval
+        return f"{100 * low:.0f}-{100 * high:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A first drift at one place, introduced by one operation, in some of the cases."""
+
+    place: Place
+    introduced_by: str
+    share: Share  # of the cases that were compared
+    cases: tuple[str, ...]
+    causes: dict[str, int]  # how often each label was named; `unknown` where none was
+    why: str  # the first sentence that named the most frequent cause
+    parameters: dict[str, Json] | None  # of the cause, where all cases agree on them
+
+    @property
+    def cause(self) -> str | None:
+        """The label on which all cases agree."""
+        labels = list(self.causes)
+        return labels[0] if len(labels) == 1 and labels[0] != "unknown" else None
+
+
+def repeated(rows: Sequence[Row]) -> list[Repeated]:
+    """The first drifts, the most frequent first."""
+    compared = [row for row in rows if not row.failed]
+    grouped: dict[tuple[Place, str], list[Row]] = {}
+    for row in compared:
+        if row.first_drift is not None:
+            grouped.setdefault((row.first_drift.place, row.first_drift.introduced_by), []).append(row)
+    found = [_repeated(place, by, group, len(compared)) for (place, by), group in grouped.items()]
+    return sorted(found, key=lambda one: -one.share.count)
+
+
+def _repeated(place: Place, by: str, group: Sequence[Row], compared: int) -> Repeated:
+    firsts = [row.first_drift for row in group if row.first_drift is not None]
+    causes = Counter(first.label or "unknown" for first in firsts)
+    most = causes.most_common(1)[0][0]
+    of_it = [first for first in firsts if (first.label or "unknown") == most]
+    agree = all(first.parameters == of_it[0].parameters for first in of_it)
+    return Repeated(
+        place, by, Share(len(group), compared), tuple(name_of(row.case) for row in group), dict(causes.most_common()),
+        of_it[0].why, of_it[0].parameters if agree and len(causes) == 1 else None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,66 +159,54 @@ class SiteSummary:
         return self.drifts.pattern if self.drifts.count else self.flips.pattern
 
 
-@dataclass
-class _Gathered:
-    verdicts: list[str] = field(default_factory=list)
-    errors: dict[str, float] = field(default_factory=dict)
-    largest: list[float] = field(default_factory=list)
-    relative: list[float] = field(default_factory=list)
-    nonfinite: int = 0
-    mismatched: int = 0
-    missing: int = 0
-    extra: int = 0
-    rank: int = 0
-
-
 def summarise(rows: Sequence[Row]) -> list[SiteSummary]:
     """Every site of any case, sorted by phase and then in causal order."""
-    gathered: dict[Place, _Gathered] = {}
+    found: dict[Place, dict[str, SiteRow]] = {}  # by case
     for row in rows:
-        case = name_of(row.case)
-        for place, lines in _by_place(row.sites).items():
-            one = gathered.setdefault(place, _Gathered(rank=len(gathered)))
-            one.verdicts.append(min((line.verdict for line in lines), key=GRAVITY.index))
-            errors = [line.error for line in lines if line.error is not None and isfinite(line.error)]
-            one.errors |= {case: max(errors)} if errors else {}
-            one.largest += _largest(line.max_abs for line in lines)
-            one.relative += _largest(line.max_rel for line in lines)
-            one.nonfinite += any(any(line.nonfinite) for line in lines)
-            one.mismatched += any(line.mismatched for line in lines)
-        for place in row.missing:
-            gathered.setdefault(place, _Gathered(rank=len(gathered))).missing += 1
-        for place in row.extra:
-            gathered.setdefault(place, _Gathered(rank=len(gathered))).extra += 1
-    ordered = sorted(gathered, key=lambda place: (PHASE_RANK.get(place[0], len(PHASE_RANK)), gathered[place].rank))
-    return [_summary(place, gathered[place]) for place in ordered]
+        by_place: dict[Place, list[SiteRow]] = {}
+        for line in row.sites:
+            by_place.setdefault(line.place, []).append(line)
+        for place, lines in by_place.items():
+            found.setdefault(place, {})[name_of(row.case)] = _worst(lines)
+        for place in (*row.missing, *row.extra):
+            found.setdefault(place, {})
+    missing, extra = (Counter(place for row in rows for place in getattr(row, side)) for side in ("missing", "extra"))
+    ordered = sorted(found, key=lambda place: PHASE_RANK.get(place[0], len(PHASE_RANK)))
+    return [_summary(place, found[place], missing[place], extra[place]) for place in ordered]
 
 
-def _largest(numbers: Iterable[float | None]) -> list[float]:
-    """The largest of those there are, if there are any."""
-    found = [number for number in numbers if number is not None]
-    return [max(found)] if found else []
+def _worst(lines: Sequence[SiteRow]) -> SiteRow:
+    """The steps of one case as one line, in which the worst counts."""
+
+    def largest(key: str, *, finite: bool = False) -> float | None:
+        numbers = [number for line in lines if (number := getattr(line, key)) is not None]
+        return max((number for number in numbers if isfinite(number) or not finite), default=None)
+
+    return replace(
+        lines[0], verdict=min((line.verdict for line in lines), key=GRAVITY.index), error=largest("error", finite=True),
+        max_abs=largest("max_abs"), max_rel=largest("max_rel"), nonfinite=max(line.nonfinite for line in lines),
+        mismatched=max(line.mismatched for line in lines),
+    )  # fmt: skip
 
 
-def _by_place(lines: Iterable[SiteRow]) -> dict[Place, list[SiteRow]]:
-    found: dict[Place, list[SiteRow]] = {}
-    for line in lines:
-        found.setdefault(line.place, []).append(line)
-    return found
+def _summary(place: Place, cases: dict[str, SiteRow], missing: int, extra: int) -> SiteSummary:
+    lines = cases.values()
+    counts = Counter(line.verdict for line in lines)
+    errors = {case: line.error for case, line in cases.items() if line.error is not None}
 
+    def over(take: Callable[[Sequence[float]], float], key: str) -> float | None:
+        numbers = [number for line in lines if (number := getattr(line, key)) is not None]
+        return take(numbers) if numbers else None
 
-def _summary(place: Place, gathered: _Gathered) -> SiteSummary:
-    errors = list(gathered.errors.values())
-    decided = [verdict for verdict in gathered.verdicts if verdict in DECIDED]
-    counts = Counter(gathered.verdicts)
+    def share(verdicts: frozenset[str]) -> Share:
+        return Share(sum(counts[verdict] for verdict in verdicts), sum(counts[verdict] for verdict in DECIDED))
+
     return SiteSummary(
-        *place, len(gathered.verdicts), gathered.missing, gathered.extra, {v: counts[v] for v in GRAVITY if counts[v]},
-        fmean(errors) if errors else None, max(errors, default=None), median(errors) if errors else None,
-        fmean(gathered.largest) if gathered.largest else None, max(gathered.largest, default=None),
-        fmean(gathered.relative) if gathered.relative else None, gathered.nonfinite, gathered.mismatched,
-        Share(sum(verdict in DRIFTS for verdict in decided), len(decided)),
-        Share(sum(verdict == "flip" for verdict in decided), len(decided)),
-        max(gathered.errors, key=gathered.errors.__getitem__) if errors and max(errors) > 0 else None,
+        *place, len(cases), missing, extra, {verdict: counts[verdict] for verdict in GRAVITY if counts[verdict]},
+        over(fmean, "error"), over(max, "error"), over(median, "error"), over(fmean, "max_abs"), over(max, "max_abs"),
+        over(fmean, "max_rel"), sum(any(line.nonfinite) for line in lines), sum(line.mismatched > 0 for line in lines),
+        share(DRIFTS), share(frozenset({"flip"})),
+        max(errors, key=errors.__getitem__) if any(errors.values()) else None,
     )  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from math import isfinite
 
 from ..report.words import columns, fit, number, number_of, pad, printable, wrap
-from .answer import SweepResult
+from .answer import SweepResult, shown
 from .case_rows import COULD_NOT_TELL, Growth, Row
 from .cases import name_of
-from .sentences import shown
 from .summaries import ParameterSummary, SiteSummary
 
 WIDTH = 126
@@ -43,27 +43,16 @@ def render(
 
 def _head(result: SweepResult, width: int) -> list[str]:
     lines = wrap(result.sentence, width, "", "  ")
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(result).items())
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in result.rows).items())
     reused = f"; {result.reused} were done before" if result.reused else ""
     facts = [("cases", f"{len(result.rows)} of {len(result.cases)}" + (f": {counts}{reused}" if counts else ""))]
-    for repeated in result.findings if len(result.findings) > 1 else ():
-        facts.append(
-            (
-                "first drift",
-                f"{shown(repeated.place)}, by {repeated.introduced_by}, in {repeated.share}: {repeated.share.pattern}",
-            )
-        )
+    for one in result.findings if len(result.findings) > 1 else ():
+        said = f"{shown(one.place)}, by {one.introduced_by}, in {one.share}: {one.share.pattern}"
+        facts.append(("first drift", said))
     facts += [("note", note) for note in (*result.notes, result.overlap) if note]
     for label, said in facts:
         lines += wrap(said, width, f"{label:<{LABEL}}", " " * LABEL)
     return lines
-
-
-def _verdicts(result: SweepResult) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in result.rows:
-        found[row.verdict] = found.get(row.verdict, 0) + 1
-    return found
 
 
 def _cases(rows: Sequence[Row], limit: int, width: int) -> list[str]:
@@ -121,50 +110,25 @@ def _sites(sites: Sequence[SiteSummary], limit: int, width: int, unfold: bool) -
     differing = [site for site in sites if unfold or set(site.counts) != {"same"} or site.missing or site.extra]
     ranked = sorted(range(len(differing)), key=lambda i: (not _matters(differing[i]), i))[: max(limit, 1)]
     kept = [differing[i] for i in sorted(ranked)]
-    optional: list[tuple[str, Callable[[SiteSummary], str]]] = [
-        ("missing", lambda summary: str(summary.missing or "")),
-        ("only cand", lambda summary: str(summary.extra or "")),
-        ("NaN", lambda summary: str(summary.nonfinite or "")),
-    ]
-    more = [(title, cell) for title, cell in optional if any(cell(site) for site in sites)]
-    head = (
-        "phase",
-        "site",
-        "n",
-        "mean err",
-        "max err",
-        "mean abs",
-        "max abs",
-        "mean rel",
-        *(title for title, _ in more),
-        "verdicts",
-        "how often",
-    )
-    lines = [head]
+    optional = (("missing", "missing"), ("only cand", "extra"), ("NaN", "nonfinite"))
+    more = [(title, key) for title, key in optional if any(getattr(site, key) for site in sites)]
+    titles = ("phase", "site", "n", "mean err", "max err", "mean abs", "max abs", "mean rel")
+    lines: list[Line] = [(*titles, *(title for title, _ in more), "verdicts", "how often")]
     for summary in kept:
-        numbers = map(
-            number, (summary.error_mean, summary.error_max, summary.abs_mean, summary.abs_max, summary.rel_mean)
-        )
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items()) or "missing"
         lines.append((
-            summary.phase, _name(summary.name, summary.port), str(summary.cases), *numbers,
-            *(cell(summary) for _, cell in more), _counts(summary), _often(summary),
+            summary.phase, _name(summary.name, summary.port), str(summary.cases),
+            *(_number(summary, key) for key in ("error_mean", "error_max", "abs_mean", "abs_max", "rel_mean")),
+            *(str(getattr(summary, key) or "") for _, key in more), counts, _often(summary),
         ))  # fmt: skip
-    same = len(sites) - len(differing)
-    said = (
-        [f"... {number_of(same, 'more site')} the same to the bit in every case; --unfold shows them"] if same else []
-    )
-    hidden = len(differing) - len(kept)
-    said += [f"... {number_of(hidden, 'more site')} not shown; --limit {len(sites)} shows all"] if hidden else []
-    table = _table(lines, width, numbers=range(2, 8 + len(more))) if kept else []
-    return [*table, *said]
+    same, hidden = len(sites) - len(differing), len(differing) - len(kept)
+    said = [f"... {number_of(same, 'more site')} the same to the bit in every case; --unfold shows them"] * (same > 0)
+    said += [f"... {number_of(hidden, 'more site')} not shown; --limit {len(sites)} shows all"] * (hidden > 0)
+    return [*(_table(lines, width, numbers=range(2, 8 + len(more))) if kept else []), *said]
 
 
 def _matters(summary: SiteSummary) -> bool:
     return bool(summary.missing) or any(verdict not in ("same", "noise") for verdict in summary.counts)
-
-
-def _counts(summary: SiteSummary) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items()) or "missing"
 
 
 def _often(summary: SiteSummary) -> str:
@@ -191,10 +155,8 @@ def _parameters(found: Sequence[ParameterSummary], limit: int, width: int) -> li
             _number(scaled, "abs_max"), str(main.cases), main.worst or "", often,
         ))  # fmt: skip
     left = len(found) - len(lines) + 1
-    return [
-        *_table(lines, width, numbers=range(1, 10)),
-        *([f"... {left} more; --limit {len(found)} shows all"] if left else []),
-    ]
+    more = [f"... {left} more; --limit {len(found)} shows all"] if left else []
+    return [*_table(lines, width, numbers=range(1, 10)), *more]
 
 
 def _number(summary: SiteSummary | None, key: str) -> str:
@@ -205,11 +167,8 @@ def _spread(summary: SiteSummary) -> str:
     """How far the worst case is from the usual one: a formula error is in every batch."""
     if not summary.error_usual or summary.error_max is None:
         return ""
-    return (
-        f"{summary.error_max / summary.error_usual:.1f}"
-        if summary.error_max < 100 * summary.error_usual
-        else f"{summary.error_max / summary.error_usual:.0f}"
-    )
+    ratio = summary.error_max / summary.error_usual
+    return f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def _growth(result: SweepResult, width: int) -> list[str]:
@@ -219,17 +178,14 @@ def _growth(result: SweepResult, width: int) -> list[str]:
     curve = row.growth
     assert curve is not None
     what = "the weights" if curve.of == "weights" else f"{curve.of}, relative"
-    lines = wrap(
-        f"over steps, {what} of {name_of(row.case)}: how far the sides are apart, and from float64", width, "", "  "
+    said = f"over steps, {what} of {name_of(row.case)}: how far the sides are apart, and from float64"
+    moved, exact = (
+        ("of the way",) if curve.moved else (),
+        ("reference", "candidate", "ratio") if curve.reference else (),
     )
-    head = (
-        "step",
-        "apart",
-        *(("of the way",) if curve.moved else ()),
-        *(("reference", "candidate", "ratio") if curve.reference else ()),
-    )
-    lines += _table([head, *_steps(curve)], width, numbers=range(len(head)), names=())
-    return [*lines, *wrap(str(result.growth["sentence"]), width, "", "  ")]
+    head = ("step", "apart", *moved, *exact)
+    table = _table([head, *_steps(curve)], width, numbers=range(len(head)), names=())
+    return [*wrap(said, width, "", "  "), *table, *wrap(str(result.growth["sentence"]), width, "", "  ")]
 
 
 def _steps(curve: Growth) -> list[Line]:

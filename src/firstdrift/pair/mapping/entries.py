@@ -1,14 +1,19 @@
-"""What an alignment found for each name of the reference, in as few lines as say it fully."""
+"""What an alignment found for each name of the reference, in as few lines as say it fully; and families, lines for
+names that differ in their numbers alone, and whose candidates differ in the same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..pairs import Alignment, Transform
 from .lines import Mapping
-from .patterns import ANYTHING, escape
+from .patterns import ANYTHING, MAX_PLACEHOLDERS, RUN, Pattern, escape, parse_pattern
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +75,14 @@ class _Cell(NamedTuple):
 _Cells = dict[tuple[str, str], _Cell]  # by the phase and port of the reference
 
 
-def entries_of(alignment: Alignment, mapping: Mapping | None = None) -> dict[str, Entry]:
+def entries_of(alignment: Alignment, mapping: Mapping) -> dict[str, Entry]:
     """An entry for every name with a pair that `mapping` says nothing about."""
     cells: dict[str, _Cells] = {}
     kept = set()
     for pair in alignment.pairs:
         if not pair.candidate:
             continue
-        if mapping is not None and mapping.find(pair.site) is not None:
+        if mapping.find(pair.site) is not None:
             kept.add(pair.site.name)
             continue
         names = tuple(dict.fromkeys(record.site.name for record in pair.candidate))
@@ -163,3 +168,93 @@ def _step(step: Transform) -> dict[str, Any]:
         case "slice":
             return {"slice": {"axis": step.axes[0], "start": step.start, "stop": step.stop}}
     return {"transpose": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One line with placeholders that stands for several; the names of its parts are patterns."""
+
+    how: str
+    reference: Pattern
+    parts: tuple[Part, ...]
+
+    def covers(self, name: str, entry: Entry) -> bool:
+        """Whether this line says of a name just what its own would."""
+        return self.how == entry.how and self.expand(name) == entry.parts
+
+    def expand(self, name: str) -> tuple[Part, ...] | None:
+        """What the line says of a name; None when it does not speak of it."""
+        captures = self.reference.match(name)
+        if captures is None:
+            return None
+        return tuple(part.renamed(lambda text: _pattern(text).fill(captures)) for part in self.parts)
+
+
+@lru_cache(maxsize=1024)
+def _pattern(text: str) -> Pattern:
+    return parse_pattern(text, "map")
+
+
+def find_families(entries: dict[str, Entry], others: Iterable[str], taken: Collection[str]) -> list[Family]:
+    """The families of at least two names, in the order of their first one.
+
+    `others` are reference names without an entry: a family may speak of one only when that changes nothing, which is
+    so when no name in `taken`, the candidate's, comes out. A name of which it says something wrong has a line of its
+    own, and that wins; unless that line leaves some of its ports to others.
+    """
+    members: dict[Family, int] = {}
+    for name, entry in entries.items():
+        family = _family(name, entry)
+        if family is not None:
+            members[family] = members.get(family, 0) + 1
+    others = list(others)
+    return [family for family, count in members.items() if count > 1 and _harmless(family, entries, others, taken)]
+
+
+def _harmless(family: Family, entries: dict[str, Entry], others: list[str], taken: Collection[str]) -> bool:
+    if any(entry.restricted and family.expand(name) not in (None, entry.parts) for name, entry in entries.items()):
+        return False
+    said = (part for name in others for part in family.expand(name) or ())
+    return not any(name in taken for part in said for name in part.names)
+
+
+def _family(name: str, entry: Entry) -> Family | None:
+    """The widest family a name could belong to."""
+    numbers = _NUMBER.findall(name)
+    common = set(range(len(numbers)))
+    for other in (name for part in entry.parts for name in part.names):
+        common &= _shared_numbers(numbers, _NUMBER.findall(other))
+    kept = sorted(common)[:MAX_PLACEHOLDERS]
+    if not kept:
+        return None
+    values = [numbers[i] for i in kept]
+    reference = parse_pattern(_with_placeholders(name, set(kept)), "map")
+    parts = tuple(part.renamed(lambda text: _with_placeholders(text, _positions(text, values))) for part in entry.parts)
+    return Family(entry.how, reference, parts)
+
+
+def _shared_numbers(reference: list[str], candidate: list[str]) -> set[int]:
+    """Which of the reference's numbers come, in their order, among the candidate's."""
+    from difflib import SequenceMatcher  # here, because a comparison that writes no map does not need it
+
+    blocks = SequenceMatcher(None, reference, candidate, autojunk=False).get_matching_blocks()
+    return {block.a + i for block in blocks for i in range(block.size)}
+
+
+def _positions(name: str, values: list[str]) -> set[int]:
+    """Where the numbers of a name are these values, in order; each is known to be there."""
+    found: set[int] = set()
+    for position, number in enumerate(_NUMBER.findall(name)):
+        if len(found) < len(values) and number == values[len(found)]:
+            found.add(position)
+    return found
+
+
+def _with_placeholders(name: str, positions: set[int]) -> str:
+    """The name as a pattern, with a placeholder for each of these numbers."""
+    pieces, end = [], 0
+    for position, number in enumerate(_NUMBER.finditer(name)):
+        if position in positions:
+            pieces += [escape(name[end : number.start()]), RUN]
+            end = number.end()
+    return "".join([*pieces, escape(name[end:])])

@@ -64,31 +64,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a map says about one site; `line` is where it says so.
+    """What a map says about one site; `line` says the rest of it.
 
-    The transforms bring the candidate's tensor (the targets joined along the axis `concatenate`) into the
+    Its transforms bring the candidate's tensor (the targets joined along the axis `concatenate`) into the
     reference's layout. `named` is false when the line leaves the candidate's name to the usual matching.
     """
 
     line: Line
     targets: tuple[Target, ...]
     named: bool
-
-    @property
-    def transforms(self) -> tuple[Transform, ...]:
-        return self.line.transforms
-
-    @property
-    def concatenate(self) -> int | None:
-        return self.line.concatenate
-
-    @property
-    def tolerance(self) -> Tolerance | None:
-        return self.line.tolerance
-
-    @property
-    def ignore(self) -> str | None:
-        return self.line.ignore
 
 
 class ByName:
@@ -142,7 +126,7 @@ class Mapping:
     def ignores_candidate(self, site: Site) -> str | None:
         """Why the map leaves this site of the candidate out; None when it does not."""
         rule = self._ignored.winner(site)
-        return None if rule is None else rule.ignore
+        return None if rule is None else rule.line.ignore
 
     def dropped(self, sites: Iterable[Site]) -> list[str]:
         """What lines of a name leave to no line: ports and phases that they do not speak of, a sentence a line."""

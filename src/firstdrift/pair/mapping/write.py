@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..pairs import Alignment, Unmatched
-from .entries import Entry, entries_of
+from .entries import Entry, Family, entries_of, find_families
 from .lines import Mapping
-from .name_families import Family, find_families
 from .patterns import escape
 from .quoting import comment, table_line
 
@@ -39,49 +38,41 @@ def write_map(alignment: Alignment, mapping: Mapping | None = None) -> str:
     its lines are kept as they are, and with them the transforms and tolerances, which an alignment does not keep
     apart from what the comparison reconciles by itself.
     """
+    mapping = mapping or Mapping("", ())
     entries = entries_of(alignment, mapping)
     groups = _groups(entries, _families(alignment, entries, mapping))
-    given = {} if mapping is None else {key: _listed(value) for key, value in mapping.written.items()}
+    given = {key: _listed(value) for key, value in mapping.written.items()}
     for lines in groups.values():  # a table has each name once, so further lines of a given one go there
         for key in [key for key in lines if key in given]:
             given[key] = [*given[key], *lines.pop(key)]
-    text = [_HEAD, *_section(f"from {mapping.place}" if mapping else "", given)]
+    text = [_HEAD, *_section(f"from {mapping.place}", given)]
     for how, lines in groups.items():
         text.extend(_section(_HOW.get(how, how), lines))
     paired = {pair.site.name for pair in alignment.pairs}
     text.extend(_leftovers("the candidate has no counterpart for", alignment.reference_only, paired))
     text.extend(_leftovers("left out of the comparison", alignment.ignored, paired))
     text.append("candidate_ignore:")
-    if mapping is not None:
-        text.extend(line for key, value in mapping.written_ignore.items() for line in table_line(key, value))
-    meant = _meant(mapping)
+    text.extend(line for key, value in mapping.written_ignore.items() for line in table_line(key, value))
     ends = {record.site.name for pair in alignment.pairs for record in pair.candidate}
     text.extend(_leftovers("only the candidate has", alignment.candidate_only, ends))
-    return "\n".join([*text, *meant]) + "\n"
+    if mapping.meant:
+        text.append("meant:")
+        text.extend(line for key, why in mapping.meant.items() for line in table_line(key, why))
+    return "\n".join(text) + "\n"
 
 
-def _meant(mapping: Mapping | None) -> list[str]:
-    """The settings that are meant to differ, as they were given."""
-    given = {} if mapping is None else mapping.meant
-    lines = [line for key, reason in given.items() for line in table_line(key, reason)]
-    return ["meant:", *lines] if lines else []
-
-
-def _families(alignment: Alignment, entries: dict[str, Entry], mapping: Mapping | None) -> list[Family]:
+def _families(alignment: Alignment, entries: dict[str, Entry], mapping: Mapping) -> list[Family]:
     left = (*alignment.reference_only, *alignment.ignored)
     others = dict.fromkeys(item.site.name for item in left if item.site.name not in entries)
     taken = {record.site.name for pair in alignment.pairs for record in pair.candidate}
     taken.update(item.site.name for item in alignment.candidate_only)
-    families = find_families(entries, others, taken)
-    if mapping is None:
-        return families
     # The given lines were first, and with a `{}` of our own before their `*` they no longer would be.
-    candidate = {pair.site.name for pair in alignment.pairs if mapping.find(pair.site) is not None}
+    given = {pair.site.name for pair in alignment.pairs if mapping.find(pair.site) is not None}
     return [
         family
-        for family in families
+        for family in find_families(entries, others, taken)
         if family.reference.text not in mapping.written
-        and not any(family.reference.match(name) is not None for name in candidate)
+        and not any(family.reference.match(name) is not None for name in given)
     ]
 
 

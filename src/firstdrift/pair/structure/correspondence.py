@@ -7,34 +7,24 @@ one before has found. What another counterpart would fit nearly as well is ambig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..moments import PROVEN_BITS
 from ..same_weights import SameWeights, same_weights
-from .anchors import SURE, anchored, contradicted, told_apart
 from .likeness import NEVER, PROVEN, WEIGHT, Bits, Likeness
 from .outline import Key, Outline, Parameter
-from .owned_weights import weights_of_owners
-from .sequences import Aligned, Groups, align_sequences, margins, mutual, rival
+from .owned_weights import SURE, WITHOUT_NAMES, Found, weights_of_owners
+from .sequences import Aligned, align_sequences, margins, mutual, rival
 
 ROUNDS = 8
-WITHOUT_NAMES = 0.5  # bits by which it has to be, names apart
 LEAST = 5.0  # bits that a pair has for itself, wherever it stands
 ALONE = 10.0  # and where it stands out of order
 HALF = 0.5  # of the smaller side: what has to be found where no number agrees
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A counterpart, what told it, and how sure that is, in bits."""
-
-    to: int
-    how: str
-    bits: float
 
 
 @dataclass(frozen=True)
@@ -91,10 +81,9 @@ def correspond(reference: Outline, candidate: Outline, *, names: bool = True) ->
         return Correspondence(
             reference, candidate, SameWeights(), notes=(said,) if reference.runs and candidate.runs else ()
         )
-    found = {a: Found(b, how, bits) for a, (b, how, bits) in weights.items()}
     taken = {pair.to for pair in pairs.values()}
     left = frozenset(reference.runs[a].name for a, b in refuted if a not in pairs and b not in taken)
-    return Correspondence(reference, candidate, same, pairs, found, _open(likeness, pairs, names), refuted=left)
+    return Correspondence(reference, candidate, same, pairs, weights, _open(likeness, pairs, names), refuted=left)
 
 
 def _settled(likeness: Likeness, names: bool) -> dict[int, Found]:
@@ -120,48 +109,41 @@ def _paired(likeness: Likeness, known: Mapping[int, int], names: bool) -> dict[i
 
 
 def _by_structure(likeness: Likeness, scores: Bits, plain: Bits) -> dict[int, Found]:
-    in_order = np.where(scores >= LEAST, scores, 0.0)
     groups = likeness.reference.groups, likeness.candidate.groups
+
+    def sure(aligned: Sequence[Aligned], leads: Sequence[float]) -> dict[int, Found]:
+        return {
+            one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
+            for one, lead in zip(aligned, leads, strict=True)
+            if one.margin >= SURE and lead >= WITHOUT_NAMES
+        }
+
+    in_order = np.where(scores >= LEAST, scores, 0.0)
     aligned = _unbeaten(align_sequences(in_order, groups), scores)
-    unnamed = margins(np.where(in_order > 0, plain, 0.0), [(one.reference, one.candidate) for one in aligned], groups)
-    found = {
-        one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
-        for one, margin in zip(aligned, unnamed, strict=True)
-        if one.margin >= SURE and margin >= WITHOUT_NAMES
-    }
+    places = [(one.reference, one.candidate) for one in aligned]
+    found = sure(aligned, margins(np.where(in_order > 0, plain, 0.0), places, groups))
     while True:  # what runs in another order
         left = np.where(scores >= ALONE, scores, 0.0)
         left[list(found)] = 0.0
         left[:, [one.to for one in found.values()]] = 0.0
-        bare = np.where(left > 0, plain, 0.0)
-        sure = [one for one in mutual(left, groups) if one.margin >= SURE]
-        sure = [one for one in sure if _lead(bare, one, groups) >= WITHOUT_NAMES]
-        if not sure:
+        bare, aligned = np.where(left > 0, plain, 0.0), mutual(left, groups)
+        leads = [bare[i, j] - rival(bare, i, j, groups) for i, j, _ in aligned]
+        fresh = sure(aligned, leads)
+        if not fresh:
             return found
-        found |= {
-            one.reference: Found(one.candidate, _how(likeness, one.reference, one.candidate), one.margin)
-            for one in sure
-        }
+        found |= fresh
 
 
 def _unbeaten(aligned: list[Aligned], scores: Bits) -> list[Aligned]:
     """Pairs that neither side would leave for something that stands out of order and has no counterpart."""
-    rows, columns = [one.reference for one in aligned], [one.candidate for one in aligned]
-    left = scores.copy()
-    left[:, columns] = NEVER
-    up = scores.copy()
-    up[rows] = NEVER
+    rows, columns = scores.copy(), scores.copy()
+    rows[:, [one.candidate for one in aligned]] = NEVER
+    columns[[one.reference for one in aligned]] = NEVER
     return [
         one
         for one in aligned
-        if max(left[one.reference].max(), up[:, one.candidate].max()) < scores[one.reference, one.candidate] + SURE
+        if max(rows[one.reference].max(), columns[:, one.candidate].max()) < scores[one[:2]] + SURE
     ]
-
-
-def _lead(scores: Bits, aligned: Aligned, groups: Groups) -> float:
-    return float(scores[aligned.reference, aligned.candidate]) - rival(
-        scores, aligned.reference, aligned.candidate, groups
-    )
 
 
 def _how(likeness: Likeness, i: int, j: int) -> str:
@@ -174,10 +156,69 @@ def _open(likeness: Likeness, pairs: Mapping[int, Found], names: bool) -> dict[i
     """Runs without a counterpart that several would fit, or one that fits others as well."""
     scores = likeness.scores({a: found.to for a, found in pairs.items()}, names=names)
     scores[:, [found.to for found in pairs.values()]] = NEVER
-    found = {}
-    for i in range(len(scores)):
-        if i not in pairs and scores.shape[1]:
-            best = scores[i].max()
-            if best >= LEAST:
-                found[i] = tuple(int(j) for j in np.nonzero(scores[i] > best - SURE)[0])
+    return {
+        i: tuple(int(j) for j in np.nonzero(row > row.max() - SURE)[0])
+        for i, row in enumerate(scores)
+        if i not in pairs and row.max(initial=NEVER) >= LEAST
+    }
+
+
+# What numbers alone prove, whatever the order; and what they speak against.
+
+
+def anchored(likeness: Likeness, scores: Bits) -> dict[int, int]:
+    """Runs whose numbers tell their counterpart. One tensor may be what several runs return: views, dropout in
+    evaluation, what a container hands on. Those are told apart only by what they are."""
+    groups = likeness.reference.groups, likeness.candidate.groups
+    proof = np.where(likeness.possible, likeness.values + likeness.weights, 0.0)
+    proof[proof < PROVEN] = 0.0
+    found: dict[int, int] = {}
+    for aligned in mutual(proof, groups):
+        if aligned.margin >= SURE:
+            rows = np.nonzero(groups[0] == groups[0][aligned.reference])[0]
+            columns = np.nonzero(groups[1] == groups[1][aligned.candidate])[0]
+            likest = np.where(proof[np.ix_(rows, columns)] > 0, scores[np.ix_(rows, columns)], NEVER)
+            while likest.size and likest.max() > NEVER:
+                i, j = np.unravel_index(likest.argmax(), likest.shape)
+                found[int(rows[i])] = int(columns[j])
+                likest[i], likest[:, j] = NEVER, NEVER
     return found
+
+
+def contradicted(likeness: Likeness, pairs: Mapping[int, int]) -> set[tuple[int, int]]:
+    """Pairs whose numbers differ although all that is made of them agrees: a mistake would show there."""
+    if not likeness.reference.has_graph:
+        return set()
+    agreeing = {a for a, b in pairs.items() if likeness.values[a, b] >= PROVEN}
+    return {
+        (a, b)
+        for a, b in pairs.items()
+        if likeness.values[a, b] == 0.0 and likeness.told[a] and likeness.weights[a, b] <= 0
+        and (shown := _shown(likeness, a, pairs)) and shown <= agreeing
+    }  # fmt: skip
+
+
+def _shown(likeness: Likeness, start: int, pairs: Mapping[int, int]) -> set[int]:
+    """The first runs with a counterpart that what one makes reaches."""
+    runs, found = likeness.reference.runs, set[int]()
+    waiting, seen = list(runs[start].after), {start}
+    while waiting:
+        place = waiting.pop()
+        if place in pairs:
+            found.add(place)
+        elif place not in seen:
+            seen.add(place)
+            waiting.extend(runs[place].after)
+    return found
+
+
+def told_apart(likeness: Likeness, refuted: set[tuple[int, int]]) -> NDArray[np.bool_]:
+    """All pairs like the refuted ones: of two kinds of which no numbers ever said that they are one."""
+    reference, candidate = likeness.kinds_of
+    never = {(reference[a], candidate[b]) for a, b in refuted} - likeness.proven_kinds()
+    found = np.zeros(likeness.values.shape, bool)
+    for a, b in refuted:
+        found[a, b] = True
+    for one, other in never:
+        found[np.ix_([kind == one for kind in reference], [kind == other for kind in candidate])] = True
+    return found & (likeness.values < PROVEN)

@@ -9,10 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import log2, prod
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..conventions import words_of
 from ..moments import apart, bits, in_order
 from ..same_weights import SameWeights
 from .operations import SAME_FAMILY, operations
@@ -43,29 +45,18 @@ class Likeness:
         self.possible = _fitting(reference, candidate)
         self.told = np.array([result is not None and not result.is_constant for result in reference.results], bool)
         self.values = self._values()
-        self.kinds_of = (
-            [_kind(run, reference) for run in reference.runs],
-            [_kind(run, candidate) for run in candidate.runs],
-        )
+        self.kinds_of = tuple([_kind(run, side) for run in side.runs] for side in (reference, candidate))
         self.weights = self._held(weights)
         same_holding = _table(reference, candidate, lambda run: run.holds)
         self.kinds = (
             operations(reference, candidate) - np.where(same_holding, 0.0, SAME_FAMILY) + _shapes(reference, candidate)
         )
         self._patterns = [[_pattern(run) for run in side.runs] for side in (reference, candidate)]
-        self.names = np.minimum(
-            _shared_words(
-                reference.words([run.name for run in reference.runs]), candidate.words([r.name for r in candidate.runs])
-            ),
-            MOST_OF_NAMES,
-        )
+        self.names = shared_words([run.name for run in reference.runs], [run.name for run in candidate.runs])
 
     def _values(self) -> Bits:
-        fine = max(
-            [numbers.fine for numbers in (*self.reference.results, *self.candidate.results) if numbers is not None],
-            default=0.0,
-        )
         sides, groups = (self.reference.results, self.candidate.results), (self.reference.groups, self.candidate.groups)
+        fine = max((numbers.fine for side in sides for numbers in side if numbers is not None), default=0.0)
         distance = apart(*sides)
         as_they_lie = np.maximum(distance, in_order(*sides))
         found: Bits = np.maximum(bits(as_they_lie, fine, groups), bits(distance, fine, groups))
@@ -107,10 +98,8 @@ class Likeness:
         found = np.zeros(self.values.shape)
         for one, others in told.items():
             if len(others) == 1 and others.total() >= OFTEN:
-                alike = np.array([kind in others for kind in self.kinds_of[1]], bool)
-                known = np.array([kind[0] is not None for kind in self.kinds_of[1]], bool)
-                rows = [i for i, kind in enumerate(self.kinds_of[0]) if kind == one]
-                found[rows] = np.where(alike, KIND, np.where(known, -KIND, 0.0))
+                said = [KIND if kind in others else -KIND if kind[0] is not None else 0.0 for kind in self.kinds_of[1]]
+                found[[i for i, kind in enumerate(self.kinds_of[0]) if kind == one]] = said
         return found
 
     def _kinds_told(self, pairs: Mapping[int, int]) -> Iterator[tuple[Kind, Kind]]:
@@ -145,12 +134,11 @@ class Likeness:
         """Runs that read what is paired, and that are read by what is paired."""
         found = np.zeros(self.values.shape)
         said = NEIGHBOUR if self.reference.has_graph and self.candidate.has_graph else NEXT
-        for near in (_before, _after):
+        for near in (attrgetter("before"), attrgetter("after")):
             counted = np.zeros(self.values.shape)
             for a, b in pairs.items():
                 for i in near(self.reference.runs[a]):
-                    for j in near(self.candidate.runs[b]):
-                        counted[i, j] += 1.0
+                    counted[i, list(near(self.candidate.runs[b]))] += 1.0
             found += said * np.minimum(counted, MOST_NEIGHBOURS)
         return found
 
@@ -182,14 +170,6 @@ def _pattern(run: Run) -> tuple[Pattern, tuple[int, ...]]:
     return (*parts[::2], str(run.call)), tuple(map(int, parts[1::2]))
 
 
-def _before(run: Run) -> set[int]:
-    return run.before
-
-
-def _after(run: Run) -> set[int]:
-    return run.after
-
-
 def _holders(side: Outline) -> dict[int, list[int]]:
     """The runs that hold each weight themselves."""
     runs: dict[str, list[int]] = {}
@@ -198,19 +178,16 @@ def _holders(side: Outline) -> dict[int, list[int]]:
     return {n: runs[weight.name] for n, weight in enumerate(side.weights) if weight.name in runs}
 
 
-def _codes(reference: Sequence[Hashable], candidate: Sequence[Hashable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def equal_pairs(reference: Sequence[Hashable], candidate: Sequence[Hashable]) -> NDArray[np.bool_]:
+    """Which of the reference's things equal which of the candidate's."""
     numbered: dict[Hashable, int] = {}
-    both = [
-        np.array([numbered.setdefault(hashable, len(numbered)) for hashable in side], np.int64)
-        for side in (reference, candidate)
-    ]
-    return both[0], both[1]
+    a, b = (np.array([numbered.setdefault(one, len(numbered)) for one in side]) for side in (reference, candidate))
+    same: NDArray[np.bool_] = a[:, None] == b[None, :]
+    return same
 
 
 def _table(reference: Outline, candidate: Outline, key: Callable[[Run], Hashable]) -> NDArray[np.bool_]:
-    a, b = _codes([key(run) for run in reference.runs], [key(run) for run in candidate.runs])
-    same: NDArray[np.bool_] = a[:, None] == b[None, :]
-    return same
+    return equal_pairs([key(run) for run in reference.runs], [key(run) for run in candidate.runs])
 
 
 def _fitting(reference: Outline, candidate: Outline) -> NDArray[np.bool_]:
@@ -241,17 +218,16 @@ def _shapes(reference: Outline, candidate: Outline) -> Bits:
     return np.where(dims, SAME_DIMS, 0.0) + np.where(exact, SAME_SIZE, 0.0)
 
 
-def _shared_words(reference: Sequence[tuple[str, ...]], candidate: Sequence[tuple[str, ...]]) -> Bits:
-    """Rare words that two names share say more than common ones."""
-    seen = Counter(word for words in (*reference, *candidate) for word in set(words))
-    total = len(reference) + len(candidate)
+def shared_words(reference: Sequence[str], candidate: Sequence[str]) -> Bits:
+    """What words say that two names share: rare ones more than common ones."""
+    words = [[set(words_of(name)) for name in side] for side in (reference, candidate)]
+    seen = Counter(word for side in words for name in side for word in name)
     found = np.zeros((len(reference), len(candidate)))
     where: dict[str, list[int]] = {}
-    for j, words in enumerate(candidate):
-        for word in set(words):
+    for j, name in enumerate(words[1]):
+        for word in name:
             where.setdefault(word, []).append(j)
-    for i, words in enumerate(reference):
-        for word in set(words):
-            if word in where:
-                found[i, where[word]] += 0.5 * log2(total / seen[word])
-    return found
+    for i, name in enumerate(words[0]):
+        for word in name & where.keys():
+            found[i, where[word]] += 0.5 * log2((len(reference) + len(candidate)) / seen[word])
+    return np.minimum(found, MOST_OF_NAMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...core.records import Record
 from ...core.sites import Site
 from ...core.traces import Trace
-from ..conventions import family_of, role_of, words_of
+from ..conventions import family_of, role_of
 from ..moments import Numbers, numbers_of
 
 Dims = tuple[int, ...]
@@ -83,9 +83,7 @@ class Outline:
         own = [record for record in trace.records if record.site.phase == "weight" and record.site.step == first]
         self.weights = [Weight(site.site.name, site.site.port, site) for site in own]
         for site in own:
-            for alias in site.aliases:
-                name, _, port = alias.rpartition(".")
-                self.weights.append(Weight(name, port, site, is_alias=True))
+            self.weights += [Weight(*alias.rpartition(".")[::2], site, is_alias=True) for alias in site.aliases]
         self.names = dict.fromkeys(record.site.name for record in trace.records if record.site.phase not in OUTSIDE)
         self.owned: dict[str, list[int]] = {}
         for number, weight in enumerate(self.weights):
@@ -181,9 +179,6 @@ class Outline:
     def values(self) -> list[Numbers | None]:
         """The numbers of each weight."""
         return [numbers_of(self.trace, weight.record) for weight in self.weights]
-
-    def words(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        return [words_of(name) for name in names]
 
 
 def _around(name: str) -> Iterator[str]:

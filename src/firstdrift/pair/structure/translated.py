@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -13,11 +12,11 @@ import numpy as np
 from ...core.records import Record
 from ...core.sites import PARAMETER_PHASES, Site
 from ...core.traces import Array
-from ..arrangements import Steps, agrees, put_together, taken_out, turns
+from ..arrangements import Shape, Steps, agrees, put_together, taken_out, turns
 from ..moments import EXACT, PROVEN_BITS
 from ..pairs import Transform
 from .correspondence import Correspondence
-from .outline import Outline, Parameter, Run, dims_of
+from .outline import Outline, Parameter, Run, Weight, dims_of
 
 TURNED = Transform("transpose")
 
@@ -32,16 +31,57 @@ class Target(NamedTuple):
     steps: Steps = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """A weight that is several of the other side: how its parts lie in it."""
+class _Layout(NamedTuple):
+    """How parts lie in a whole: how often they take turns along an axis of it as it lies, or turned."""
 
-    whole: int
-    parts: tuple[int, ...]
     groups: int
-    axis: int  # of the whole, as it lies or turned
-    turned: bool
-    stacked: bool
+    axis: int
+    turned: bool = False
+    stacked: bool = False  # parts have one axis less, and stand one behind the other
+
+    def sizes(self, parts: Sequence[Shape]) -> list[int]:
+        """How long parts of these shapes are along the axis."""
+        return [1 if self.stacked else shape[self.axis] for shape in parts]
+
+    def joining(self, whole: Shape, count: int) -> Steps:
+        """The steps that make the whole of its parts, once these are joined."""
+        shape, last = self._turned(whole)
+        if self.stacked:
+            return Transform("reshape", shape=shape), *last
+        return *put_together(shape, count, self.groups, self.axis), *last
+
+    def taking(self, whole: Shape, sizes: Sequence[int], place: int, part: Shape) -> Steps:
+        """The steps that take one part out of the whole."""
+        shape, first = self._turned(whole)
+        steps = (*first, *taken_out(shape, sizes, place, self.groups, self.axis))
+        return (*steps, Transform("reshape", shape=part)) if self.stacked else steps
+
+    def _turned(self, whole: Shape) -> tuple[Shape, Steps]:
+        return ((*whole[:-2], whole[-1], whole[-2]), (TURNED,)) if self.turned else (whole, ())
+
+
+class _Fusion(NamedTuple):
+    """A weight that is several of the other side."""
+
+    whole: Weight
+    parts: tuple[Weight, ...]
+    is_reference: bool  # whether the whole is the reference's
+    layout: _Layout
+
+    def counterparts(self, whole: Weight, parts: Sequence[Weight], layout: _Layout) -> dict[Parameter, Target]:
+        """The targets of the reference's weights among a whole and its parts."""
+        shape, shapes = whole.record.shape or (), [part.record.shape or () for part in parts]
+        if self.is_reference:
+            places = tuple((*part.key, 0) for part in parts)
+            axis = 0 if layout.stacked else layout.axis
+            return {whole.key: Target(places, "parts", PROVEN_BITS, axis, layout.joining(shape, len(parts)))}
+        sizes = layout.sizes(shapes)
+        return {
+            part.key: Target(
+                ((*whole.key, 0),), "parts", PROVEN_BITS, steps=layout.taking(shape, sizes, place, shapes[place])
+            )
+            for place, part in enumerate(parts)
+        }
 
 
 class Translation:
@@ -109,117 +149,83 @@ class Translation:
     # What is joined
 
     @cached_property
-    def _fusions(self) -> list[tuple[_Fused, bool]]:
-        """How the parts lie in each weight that is several of the other side; and whether the
-        reference has the whole."""
-        found = []
-        for sides, joined, is_reference in (
-            ((self.reference, self.candidate), self.found.same.whole, True),
-            ((self.candidate, self.reference), self.found.same.part, False),
-        ):
-            for whole, parts in joined.items():
-                one = _fused(sides[0], whole, sides[1], parts)
-                if one is not None:
-                    found.append((one, is_reference))
-        return found
+    def _fusions(self) -> list[_Fusion]:
+        same, sides = self.found.same, (self.reference, self.candidate)
+        found = [_fusion(*sides, whole, parts, True) for whole, parts in same.whole.items()]
+        found += [_fusion(*sides[::-1], whole, parts, False) for whole, parts in same.part.items()]
+        return [fusion for fusion in found if fusion is not None]
 
     @cached_property
     def _fused_weights(self) -> dict[Parameter, Target]:
         found: dict[Parameter, Target] = {}
-        for one, is_reference in self._fusions:
-            sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
-            whole, parts = sides[0].weights[one.whole], [sides[1].weights[n] for n in one.parts]
-            shape, sizes = whole.record.shape or (), _sizes(one, [p.record.shape or () for p in parts])
-            if is_reference:
-                places = tuple((part.name, part.port, 0) for part in parts)
-                steps, axis = _joining(one, shape, len(parts))
-                found[whole.key] = Target(places, "parts", PROVEN_BITS, axis, steps)
-                continue
-            for place, part in enumerate(parts):
-                steps = _taking(one, shape, sizes, place, part.record.shape or ())
-                found[part.key] = Target(((whole.name, whole.port, 0),), "parts", PROVEN_BITS, None, steps)
-        for one, is_reference in self._fusions:
-            for key, target in self._beside(one, is_reference):
-                found.setdefault(key, target)
+        for fusion in self._fusions:
+            found |= fusion.counterparts(fusion.whole, fusion.parts, fusion.layout)
+        for fusion in self._fusions:
+            for vector, parts in self._beside(fusion):
+                layout = _Layout(fusion.layout.groups, 0)
+                found = fusion.counterparts(vector, parts, layout) | found
         return found
 
-    def _beside(self, fused: _Fused, is_reference: bool) -> Iterator[tuple[Parameter, Target]]:
+    def _beside(self, fusion: _Fusion) -> Iterator[tuple[Weight, list[Weight]]]:
         """Biases of fused layers, which lie as the matrices do: their own numbers may be zeros, and say nothing."""
-        sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
-        whole, parts = sides[0].weights[fused.whole], [sides[1].weights[n] for n in fused.parts]
-        taken = {*self.found.weights}, {told.to for told in self.found.weights.values()}
-        taken = taken if is_reference else (taken[1], taken[0])
-        for n in sides[0].owned.get(whole.name, ()):
+        sides = (self.reference, self.candidate) if fusion.is_reference else (self.candidate, self.reference)
+        told = self.found.weights
+        taken = told.keys() if fusion.is_reference else {found.to for found in told.values()}
+        for n in sides[0].owned.get(fusion.whole.name, ()):
             vector = sides[0].weights[n]
-            several = [_of_role(sides[1], part.name, vector.role) for part in parts]
-            if n in taken[0] or n == fused.whole or None in several or len({part.name for part in parts}) < len(parts):
+            own = [part for one in fusion.parts if (part := _of_role(sides[1], one.name, vector.role)) is not None]
+            if n in taken or vector is fusion.whole or len({part.name for part in own}) < len(fusion.parts):
                 continue
-            own = [sides[1].weights[m] for m in several if m is not None]
-            shapes = [weight.record.shape or () for weight in own]
+            shapes = [part.record.shape or () for part in own]
             length = (vector.record.shape or (0,))[0]
-            if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != length:
-                continue
-            if is_reference:
-                places = tuple((weight.name, weight.port, 0) for weight in own)
-                steps = put_together((length,), len(own), fused.groups, 0)
-                yield vector.key, Target(places, "parts", PROVEN_BITS, 0, steps)
-                continue
-            for place, weight in enumerate(own):
-                steps = taken_out((length,), [shape[0] for shape in shapes], place, fused.groups, 0)
-                yield weight.key, Target(((vector.name, vector.port, 0),), "parts", PROVEN_BITS, None, steps)
+            if all(len(shape) == 1 for shape in shapes) and sum(shape[0] for shape in shapes) == length:
+                yield vector, own
 
     def _fused_run(self, site: Site) -> Target | None:
         """The output of a layer whose weight is joined of several, or is one of them."""
-        run = self.reference.by_key.get((site.name, site.call))
-        one = self._fused_owner.get(site.name)
-        if run is None or one is None or one[0].stacked:
+        run, fusion = self.reference.by_key.get((site.name, site.call)), self._fused_owner.get(site.name)
+        if run is None or fusion is None or fusion.layout.stacked:
             return None
-        fused, is_reference, place = one
-        sides = (self.reference, self.candidate) if is_reference else (self.candidate, self.reference)
-        whole, parts = sides[0].weights[fused.whole].name, [sides[1].weights[n].name for n in fused.parts]
-        runs = [self.candidate.by_key.get((name, site.call)) for name in (parts if is_reference else [whole])]
-        if any(other is None for other in runs):
+        owners = [part.name for part in fusion.parts] if fusion.is_reference else [fusion.whole.name]
+        others = [other for name in owners if (other := self.candidate.by_key.get((name, site.call))) is not None]
+        if len(others) < len(owners):
             return None
-        others = [other for other in runs if other is not None]
         if site.port.startswith("in."):
             port = port_of(run, others[0], site.port)
             return None if port is None else Target(((others[0].name, port, site.call),), "parts", PROVEN_BITS)
-        records = [other.output for other in others]
-        reference = run.outputs.get(site.port)
-        shapes = [record.shape for record in records if record is not None and record.shape]
-        if reference is None or not reference.shape or len(shapes) != len(others):
+        shape = (run.outputs[site.port].shape if site.port in run.outputs else None) or ()
+        shapes = [output.shape for other in others if (output := other.output) is not None and output.shape]
+        if not shape or len(shapes) != len(others):
             return None
-        places = tuple((other.name, _first(other), other.call) for other in others)
-        last = len(reference.shape) - 1
-        if is_reference:
-            if sum(shape[-1] for shape in shapes) != reference.shape[-1]:
+        places = tuple((other.name, min(other.outputs), other.call) for other in others)
+        layout = _Layout(fusion.layout.groups, len(shape if fusion.is_reference else shapes[0]) - 1)
+        if fusion.is_reference:
+            if sum(other[-1] for other in shapes) != shape[-1]:
                 return None
-            return Target(
-                places, "parts", PROVEN_BITS, last, put_together(reference.shape, len(parts), fused.groups, last)
-            )
-        sizes = _sizes(fused, [self.reference.weights[n].record.shape or () for n in fused.parts])
-        if sum(sizes) != shapes[0][-1] or sizes[place] != reference.shape[-1]:
+            return Target(places, "parts", PROVEN_BITS, layout.axis, layout.joining(shape, len(others)))
+        sizes = fusion.layout.sizes([part.record.shape or () for part in fusion.parts])
+        place = [part.name for part in fusion.parts].index(site.name)
+        if sum(sizes) != shapes[0][-1] or sizes[place] != shape[-1]:
             return None
-        steps = taken_out(shapes[0], sizes, place, fused.groups, len(shapes[0]) - 1)
-        return Target(places, "parts", PROVEN_BITS, None, steps)
+        return Target(places, "parts", PROVEN_BITS, steps=layout.taking(shapes[0], sizes, place, shape))
 
     @cached_property
-    def _fused_owner(self) -> dict[str, tuple[_Fused, bool, int]]:
-        """Our layers with a matrix that is joined of several, or a part: how, which side the whole is on, and where."""
-        found: dict[str, tuple[_Fused, bool, int]] = {}
-        for one, is_reference in self._fusions:
-            places = (one.whole,) if is_reference else one.parts
-            for place, n in enumerate(places):
-                weight = self.reference.weights[n]
-                if len(weight.record.shape or ()) > 1:
-                    found[weight.name] = one, is_reference, place
-        return found
+    def _fused_owner(self) -> dict[str, _Fusion]:
+        """The reference's layers with a matrix that is joined of several, or is a part."""
+        return {
+            weight.name: fusion
+            for fusion in self._fusions
+            for weight in ((fusion.whole,) if fusion.is_reference else fusion.parts)
+            if len(weight.record.shape or ()) > 1
+        }
 
 
-def _fused(wholes: Outline, whole: int, others: Outline, parts: Sequence[int]) -> _Fused | None:
-    """How the parts lie in the whole, number by number."""
-    array = wholes.trace.array(wholes.weights[whole].record)
-    arrays = [others.trace.array(others.weights[n].record) for n in parts]
+def _fusion(
+    wholes: Outline, others: Outline, whole: int, parts: Sequence[int], is_reference: bool
+) -> _Fusion | None:  # fmt: skip
+    """How the parts lie in the whole, number by number; None where they do not."""
+    weight, own = wholes.weights[whole], tuple(others.weights[n] for n in parts)
+    array, arrays = wholes.trace.array(weight.record), [others.trace.array(part.record) for part in own]
     for turned in (False, True) if array.ndim > 1 else (False,):
         view = array.swapaxes(-1, -2) if turned else array
         for axis in range(view.ndim):
@@ -232,44 +238,18 @@ def _fused(wholes: Outline, whole: int, others: Outline, parts: Sequence[int]) -
                     _is_part(part, view, taken_out(view.shape, lengths, place, groups, axis))
                     for place, part in enumerate(arrays)
                 ):
-                    return _Fused(whole, tuple(parts), groups, axis, turned, stacked)
+                    return _Fusion(weight, own, is_reference, _Layout(groups, axis, turned, stacked))
     return None
 
 
-def _of_role(side: Outline, name: str, role: str) -> int | None:
-    found = [n for n in side.owned.get(name, ()) if side.weights[n].role == role]
+def _of_role(side: Outline, name: str, role: str) -> Weight | None:
+    found = [side.weights[n] for n in side.owned.get(name, ()) if side.weights[n].role == role]
     return found[0] if len(found) == 1 else None
 
 
 def _is_part(part: Array, whole: Array, steps: Steps) -> bool:
     near = EXACT if part.dtype == whole.dtype else 1e-2
     return agrees(part, whole, steps, near) or not np.any(part)
-
-
-def _sizes(fused: _Fused, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    return [1 if fused.stacked else shape[fused.axis] for shape in shapes]
-
-
-def _joining(fused: _Fused, whole: tuple[int, ...], count: int) -> tuple[Steps, int]:
-    """Steps that make the whole of its parts, and the axis along which they are joined first."""
-    shape = (*whole[:-2], whole[-1], whole[-2]) if fused.turned else whole
-    last: Steps = (TURNED,) if fused.turned else ()
-    if fused.stacked:
-        return (Transform("reshape", shape=shape), *last), 0
-    return (*put_together(shape, count, fused.groups, fused.axis), *last), fused.axis
-
-
-def _taking(
-    fused: _Fused, whole: tuple[int, ...], sizes: Sequence[int], place: int, part: tuple[int, ...]
-) -> Steps:  # fmt: skip
-    shape = (*whole[:-2], whole[-1], whole[-2]) if fused.turned else whole
-    first: Steps = (TURNED,) if fused.turned else ()
-    steps = (*first, *taken_out(shape, sizes, place, fused.groups, fused.axis))
-    return (*steps, Transform("reshape", shape=part)) if fused.stacked else steps
-
-
-def _first(run: Run) -> str:
-    return min(run.outputs)
 
 
 def port_of(run: Run, other: Run, port: str) -> str | None:
@@ -285,16 +265,9 @@ def port_of(run: Run, other: Run, port: str) -> str | None:
         return usual
     if len(reference) == len(candidate) == 1:
         return next(iter(candidate))
-    like = [
-        name
-        for name, record in candidate.items()
-        if dims_of(record) == dims_of(reference[port]) and name not in reference
-    ]
-    rivals = [
-        name
-        for name, record in reference.items()
-        if dims_of(record) == dims_of(reference[port]) and name not in candidate
-    ]
+    dims = dims_of(reference[port])
+    like = [name for name, record in candidate.items() if dims_of(record) == dims and name not in reference]
+    rivals = [name for name, record in reference.items() if dims_of(record) == dims and name not in candidate]
     return like[0] if len(like) == len(rivals) == 1 else None
 
 
