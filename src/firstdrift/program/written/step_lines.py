@@ -282,7 +282,7 @@ def type_of(said: list[Json]) -> Type:
         raise FormatError(f"type {said!r} is not [number, dtype, shape] with strides and device; write it so")
     dtype, shape, strides, device = (*said, None, None)[:4]
     _text(dtype, "dtype")
-    tensor_bytes(Site(0, "fwd", "", "out"), dtype if dtype in ITEMSIZE else "u8", shape)
+    tensor_bytes("a tensor", dtype if dtype in ITEMSIZE else "u8", shape)
     if strides is not None:
         whole = type(strides) is list and len(strides) == len(shape)
         if not whole or not all(type(stride) is int and 0 <= stride <= MAX_INDEX for stride in strides):

@@ -14,8 +14,7 @@ from ...core.records import At, Record, parse_record
 from ...core.sites import Site
 from ...core.strict_json import Json, decode_object, encode
 from ...core.traces import Trace, doubts
-from ...errors import FormatError, VersionError
-from .border import naming
+from ...errors import FormatError, VersionError, naming
 from .site_keys import site_of
 
 NAME = "firstdrift"

@@ -22,8 +22,7 @@ from ...core.records import Record
 from ...core.regular import check_regular, open_regular
 from ...core.sites import PHASE_RANK, Site, check_site, default_port
 from ...core.traces import Array, Trace
-from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
-from .border import naming, without_raising
+from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, naming, storage, without_raising
 from .gradient_file import FILE as GRADIENT_OF
 from .gradient_file import read_gradient_of, write_gradient_of
 from .npy import NpyHeader, read_npy_header

@@ -17,9 +17,8 @@ from ...core.records import Record
 from ...core.regular import open_regular
 from ...core.scratch import scratch
 from ...core.traces import Array, Trace
-from ...errors import FirstdriftError, FormatError, TraceExistsError, storage
+from ...errors import FirstdriftError, FormatError, TraceExistsError, storage, without_raising
 from . import carried
-from .border import without_raising
 from .carried import Stored
 from .npy import NpyHeader, read_npy_header
 from .site_keys import keys_of
