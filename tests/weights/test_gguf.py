@@ -249,7 +249,7 @@ LIES = {
     "tensor 0 at byte": header(count=2**63),
     "claims 4000000000 dimensions": header(tensors=text(b"w") + struct.pack("<I", 4_000_000_000), count=1),
     "does not know the type 999": header(tensors=tensor(kind=999), count=1),
-    "is beyond 2\\*\\*63 bytes": header(tensors=tensor(dims=(2**62, 2**62)), count=1),
+    "is beyond 64 dimensions or 2\\*\\*63 bytes": header(tensors=tensor(dims=(2**62, 2**62)), count=1),
     "no whole number of Q4_K blocks": header(tensors=tensor(dims=(100,), kind=12), count=1),
     "it is cut off": header(tensors=tensor(), count=1),
     "'b' lies upon 'a'": header(tensors=tensor(b"a") + tensor(b"b", offset=8), count=2) + bytes(200),

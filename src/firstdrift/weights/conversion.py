@@ -42,9 +42,7 @@ def convert(
         raise FormatError(f"{target}: its name does not tell the format; add --format {', '.join((*WRITERS, HF))}")
     with open_checkpoint(source) as checkpoint:
         if not checkpoint.entries:
-            raise FormatError(
-                f"{checkpoint.path}: holds no tensors ({'; '.join(checkpoint.notes)}); nothing to convert"
-            )
+            raise FormatError(f"{checkpoint.path}: holds no tensors; nothing to convert")
         beside = companions(checkpoint) if chosen == HF else None
         file, written = (target, chosen)
         if beside is not None:
@@ -85,11 +83,11 @@ def _tensor(checkpoint: Checkpoint, entry: Entry, held: tuple[str, ...], format:
     """A tensor as it is, its blocks included where the other format has the same; else its numbers."""
     name = entry.name
     if not entry.quantized:
-        return Tensor(entry, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
+        return Tensor(name, entry, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
     if dtype is None and entry.dtype in held and _whole_rows(entry, format) and checkpoint.blocks(name) is not None:
-        return Tensor(entry, lambda: (_blocks(checkpoint, name), Rounding()), entry.dtype)
+        return Tensor(name, entry, lambda: (_blocks(checkpoint, name), Rounding()), entry.dtype)
     numbers = Entry(name, "f32", entry.shape, 4 * entry.size)
-    return Tensor(numbers, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
+    return Tensor(name, numbers, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
 
 
 def _whole_rows(entry: Entry, format: str) -> bool:

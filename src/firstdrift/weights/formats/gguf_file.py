@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.mapped import Bytes, MappedFile
+from ...core.records import count_elements
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FormatError
-from ..checkpoint import Array, Checkpoint, Entry, count_elements, joined, tied_by_absence
+from ..checkpoint import Array, Checkpoint, Entry, joined, tied_by_absence
 from .gguf_header import GgufHeader, TensorInfo, parse_gguf_header
 from .gguf_names import FAMILIES, Family, Place, Stored, heads_of, hf_name, numbers, place_of, unpermuted
 

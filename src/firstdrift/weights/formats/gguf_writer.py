@@ -9,12 +9,13 @@ import gguf
 import numpy as np
 
 from ...core.atomic import replacing_path
+from ...core.dtypes import numpy_dtype
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FormatError
 from ..checkpoint import Array
 from ..dtype_rounding import Rounding
-from ..writing import Change, Job, Tensor, change, in_dtype, stored_bytes
+from ..writing import Job, Tensor, in_dtype, stored_bytes
 from .gguf_file import PLAIN
 from .gguf_header import FILE_TYPE, VERSION, file_type, value_type
 from .gguf_names import FAMILIES, Family, Place, gguf_name, heads_of, permuted
@@ -30,7 +31,7 @@ TOKENIZER, NO_TOKENIZER = "tokenizer.ggml.model", "no_vocab"  # llama.cpp then r
 EMBEDDING = "token_embd.weight"
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write the file; the metadata must say the architecture, which decides about names and rows."""
     architecture = job.metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -39,7 +40,6 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
         )
     family = FAMILIES.get(architecture)
     tensors = [_stored(tensor, family, dict(job.metadata)) for tensor in job.tensors]
-    changes: list[Change] = []
     with replacing_path(job.path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         try:
@@ -49,16 +49,13 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for tensor, before in zip(tensors, job.tensors, strict=True):
-                data, rounding = stored_bytes(tensor)
+            for _, data in job.stored(tensors):
                 writer.write_tensor_data(data)
-                job.advance(data.nbytes)
-                changes += change(replace(tensor, entry=replace(tensor.entry, name=before.name)), rounding)
         finally:
             writer.close()
         job.verify()
     tokenizer = job.metadata.get(TOKENIZER, NO_TOKENIZER) != NO_TOKENIZER
-    return changes, [] if tokenizer else ["the source has no GGUF tokenizer, so that the file has none"]
+    return [] if tokenizer else ["the source has no GGUF tokenizer, so that the file has none"]
 
 
 def _stored(tensor: Tensor, family: Family | None, fields: dict[str, Json]) -> Tensor:
@@ -88,7 +85,7 @@ def _interleaved(tensor: Tensor, place: Place, fields: dict[str, Json]) -> Tenso
     def load() -> tuple[Array, Rounding]:
         data, rounding = stored_bytes(tensor)
         rows: Array = permuted(data, heads, data.nbytes // shape[0])
-        return rows if tensor.entry.quantized else rows.view(_dtype(tensor)).reshape(shape), rounding
+        return rows if tensor.entry.quantized else rows.view(numpy_dtype(tensor.entry.dtype)).reshape(shape), rounding
 
     return replace(tensor, load=load)
 
@@ -114,12 +111,6 @@ def _shifted(tensor: Tensor) -> Tensor:
     return replace(wide, load=load)
 
 
-def _dtype(tensor: Tensor) -> np.dtype[Any]:
-    from ...core.dtypes import numpy_dtype
-
-    return numpy_dtype(tensor.entry.dtype)
-
-
 def _announce(writer: Any, tensor: Tensor) -> None:
     entry = tensor.entry
     kind = _KINDS[entry.dtype]
@@ -139,9 +130,9 @@ def _add_fields(writer: Any, job: Job, tensors: list[Tensor], architecture: str)
     said[FILE_TYPE] = file_type([tensor.entry for tensor in tensors], _KINDS, said.get(FILE_TYPE))
     said.setdefault(VERSION, QUANTIZATION_VERSION)
     if said.setdefault(TOKENIZER, NO_TOKENIZER) == NO_TOKENIZER:
-        sizes = [tensor.entry.shape[0] for tensor in tensors if tensor.name == EMBEDDING]
+        sizes = [tensor.entry.shape[0] for tensor in tensors if tensor.entry.name == EMBEDDING]
         said |= {f"{architecture}.vocab_size": size for size in sizes}  # where llama.cpp looks for it then
     for key, value in said.items():
-        kinds = value_type(key, value, job.types, architecture)
+        kinds = value_type(key, value, job.types)
         if key != "general.architecture" and kinds is not None:
             writer.add_key_value(key, value, *kinds)

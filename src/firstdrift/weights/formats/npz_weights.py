@@ -15,7 +15,7 @@ from ...core.sites import shown
 from ...errors import FormatError
 from ...store.formats.npz import read_archive
 from ..checkpoint import Array, Checkpoint, Entry
-from ..writing import Change, Job, change
+from ..writing import Job
 
 FORMAT = "npz"
 
@@ -42,18 +42,15 @@ DTYPES = tuple(NUMPY_NAMES)
 WIDENED = dict.fromkeys(ML_NAMES, "f32")  # numpy has no name for these
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write the archive."""
-    changes: list[Change] = []
     with replacing_path(job.path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for tensor in job.tensors:
             if "\0" in tensor.name or not tensor.name:
                 raise FormatError(f"tensor {shown(tensor.name)!r}: no archive can hold this name; rename it")
-            array, rounding = tensor.load()
-            array = np.asarray(array, numpy_dtype(tensor.entry.dtype), order="C")
+        for tensor, data in job.stored(job.tensors):
+            array = data.view(numpy_dtype(tensor.entry.dtype)).reshape(tensor.entry.shape)
             with archive.open(zipfile.ZipInfo(f"{tensor.name}.npy"), "w", force_zip64=True) as member:
                 numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
-            job.advance(array.nbytes)
-            changes += change(tensor, rounding)
         job.verify()
-    return changes, ["metadata was left out: npz holds arrays only"] if job.metadata else []
+    return ["metadata was left out: npz holds arrays only"] if job.metadata else []
