@@ -153,7 +153,11 @@ REJECTED = {
         apr_metadata.InvalidTensorIndex,
         "takes 16 bytes, and claims 12",
     ),
-    "a shape beyond memory": (build(entries=[entry(dims=(2**62, 0, 16))]), apr_metadata.InvalidTensorIndex, "beyond 64"),
+    "a shape beyond memory": (
+        build(entries=[entry(dims=(2**62, 0, 16))]),
+        apr_metadata.InvalidTensorIndex,
+        "beyond 64",
+    ),
     "an offset past the end": (
         build(entries=[entry(offset=64)]),
         apr_metadata.InvalidTensorIndex,

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SiteError
-from .dtypes import ML_NAMES, numpy_dtype
-
-_TORCH_NAMES = {name: short for short, name in ML_NAMES.items()}
+from .dtypes import LONG_NAMES, ML_NAMES, numpy_dtype
 
 
 def as_array(value: Any, place: str) -> NDArray[np.generic]:
@@ -56,7 +54,7 @@ def _from_torch(tensor: Any) -> Any:
     """A torch tensor's numbers; numpy has no bfloat16 and float8 of its own, so those go by their bits."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
-    short = _TORCH_NAMES.get(name)
+    short = LONG_NAMES[name] if name in ML_NAMES.values() else None
     if sys.modules["torch"].utils._python_dispatch.is_traceable_wrapper_subclass(tensor):  # its address is no address
         raise TypeError("it has no memory of its own")
     dtype = np.dtype(name) if short is None else np.dtype(f"u{numpy_dtype(short).itemsize}")

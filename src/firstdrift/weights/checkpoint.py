@@ -172,6 +172,17 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
+def overlap(tensors: Iterable[tuple[Entry, int]]) -> str | None:
+    """What is wrong with tensors whose bytes begin at these offsets where one lies upon another."""
+    end, before = 0, ""
+    for entry, offset in sorted(tensors, key=lambda item: item[1]):
+        if entry.nbytes and offset < end:
+            return f"{shown(entry.name)!r} lies upon {shown(before)!r}; export it again"
+        if entry.nbytes:
+            end, before = offset + entry.nbytes, entry.name
+    return None
+
+
 def joined(
     path: Path, format: str, parts: Sequence[Checkpoint], metadata: Mapping[str, Json],
     types: Mapping[str, tuple[int, ...]] | None = None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from os import PathLike
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from ..pair.mapping.quoting import comment
 from .checkpoint import Array, Checkpoint, in_natural_order
 from .dtype_rounding import FLOATS, as_dtype
 from .loading.map_lines import TURNED, CheckpointDifference, MapLine, TensorDifference, map_line, map_text, same_bits
-from .open_checkpoint import open_checkpoint
 from .relocated import constant, elsewhere, other_layout, tied_to
 
 LAYOUTS = weight_layouts.HYPOTHESES
@@ -45,15 +43,6 @@ class _Sides:
 
 
 @np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
-def diff_checkpoints(
-    reference: str | PathLike[str], candidate: str | PathLike[str],
-    advance: Callable[[int], None] = lambda nbytes: None,
-) -> CheckpointDifference:  # fmt: skip
-    """Compare two checkpoints in any formats by their tensors' names, numbers and layouts."""
-    with open_checkpoint(reference) as of_reference, open_checkpoint(candidate) as of_candidate:
-        return compare(of_reference, of_candidate, advance)
-
-
 def compare(
     reference: Checkpoint, candidate: Checkpoint, advance: Callable[[int], None] = lambda nbytes: None
 ) -> CheckpointDifference:

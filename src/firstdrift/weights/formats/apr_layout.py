@@ -14,7 +14,7 @@ from ...core.mapped import Bytes
 from ...core.records import count_elements
 from ...core.sites import shown
 from ...errors import FormatError
-from ..checkpoint import Entry
+from ..checkpoint import Entry, overlap
 from .apr_metadata import ChecksumMismatch, InvalidHeader, InvalidMagic, InvalidTensorIndex
 from .quantized_blocks import quantized_bytes, row_layout
 
@@ -205,9 +205,5 @@ def _check_places(found: list[Placed], header: Header, size: int, place: object)
     required = required_bytes(found, header.data_offset)
     if required > size:
         raise InvalidTensorIndex.at(place, f"its tensors need {required} bytes and the file has {size}; it is cut off")
-    end, before = header.data_offset, ""
-    for entry, offset in sorted(found, key=lambda item: item.offset):
-        if entry.nbytes and offset < end:
-            raise InvalidTensorIndex.at(place, f"{shown(entry.name)!r} lies upon {shown(before)!r}; export it again")
-        if entry.nbytes:
-            end, before = offset + entry.nbytes, entry.name
+    if (why := overlap(found)) is not None:
+        raise InvalidTensorIndex.at(place, why)

@@ -140,7 +140,12 @@ _KINDS = gguf.GGUFValueType
 _KEYS = gguf.Keys
 FILE_TYPE, VERSION = "general.file_type", "general.quantization_version"
 _ITEMS = {_KEYS.Tokenizer.SCORES: _KINDS.FLOAT32, _KEYS.Tokenizer.PRECOMPILED_CHARSMAP: _KINDS.UINT8}
-_WHOLE = {_KINDS.UINT32: np.uint32, _KINDS.INT32: np.int32, _KINDS.UINT64: np.uint64, _KINDS.INT64: np.int64}
+_WHOLE: dict[Any, Any] = {
+    _KINDS.UINT32: np.uint32,
+    _KINDS.INT32: np.int32,
+    _KINDS.UINT64: np.uint64,
+    _KINDS.INT64: np.int64,
+}
 # What llama.cpp calls a file most of whose numbers are in a type that it has several names for.
 _MIXED = {"Q3_K": "MOSTLY_Q3_K_M", "Q4_K": "MOSTLY_Q4_K_M", "Q5_K": "MOSTLY_Q5_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}
 

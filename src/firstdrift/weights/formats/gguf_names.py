@@ -77,12 +77,8 @@ _GPT2 = {
 }
 FAMILIES = {
     "llama": Family(_decoder(_ATTENTION, _NORMS, _MLP, _MIXTRAL), permuted=True),
-    "arcee": Family(_PLAIN, permuted=True),
-    "granite": Family(_PLAIN, permuted=True),
-    "minicpm": Family(_PLAIN, permuted=True),
-    "olmo": Family(_PLAIN, permuted=True),
-    "smollm3": Family(_PLAIN, permuted=True),
-    "qwen2": Family(_PLAIN),
+    **dict.fromkeys(("arcee", "granite", "minicpm", "olmo", "smollm3"), Family(_PLAIN, permuted=True)),
+    **dict.fromkeys(("qwen2", "stablelm"), Family(_PLAIN)),
     "qwen3": Family(_decoder(_ATTENTION, _NORMS, _QK_NORMS, _MLP)),
     "qwen3moe": Family(_decoder(_ATTENTION, _NORMS, _QK_NORMS, _EXPERTS)),
     "phi3": Family(
@@ -92,7 +88,6 @@ FAMILIES = {
             {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
         )
     ),
-    "stablelm": Family(_PLAIN),
     "starcoder2": Family(_decoder(_ATTENTION, _NORMS, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})),
     "olmo2": Family(
         _decoder(

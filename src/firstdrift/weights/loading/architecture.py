@@ -13,6 +13,7 @@ from ...errors import FirstdriftError, FormatError, NotFoundError, StorageError,
 from ..checkpoint import Checkpoint
 from ..formats.hf_directory import CONFIG
 from ..formats.hf_directory import FORMAT as HF
+from ..formats.model_metadata import FIELDS
 from ..json_file import read_json_object
 from ..open_checkpoint import open_checkpoint
 from .failures import ARCHITECTURE, ENCODER, MAGIC, OPEN
@@ -61,20 +62,7 @@ class Architecture(Fields):
         return {field.name: asdict(self)[field.name] for field in fields(Fields)}
 
 
-# What each format calls the ten; `{}` is the architecture's own name, which GGUF puts before every key.
-NAMES_IN = {
-    "config": {
-        "num_kv_heads": "num_key_value_heads",
-    },
-    "apr": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-    "gguf": {
-        "vocab_size": "{}.vocab_size", "hidden_size": "{}.embedding_length",
-        "num_attention_heads": "{}.attention.head_count", "num_kv_heads": "{}.attention.head_count_kv",
-        "intermediate_size": "{}.feed_forward_length", "num_hidden_layers": "{}.block_count",
-        "max_position_embeddings": "{}.context_length", "rope_theta": "{}.rope.freq_base",
-        "rms_norm_eps": "{}.attention.layer_norm_rms_epsilon",
-    },
-}  # fmt: skip
+_FIELD = {field.config.replace("key_value", "kv"): field for field in FIELDS}  # what each format calls the ten
 NAME_KEYS = {
     "config": ("architectures", "model_type"),
     "apr": ("hf_architecture", "hf_model_type", "architecture", "model_type"),
@@ -192,7 +180,8 @@ def _values(
             values[field.name] = not {GGUF_TIED_BY, "lm_head.weight"} & set(names)
             derived = (field.name,)
             continue
-        key = NAMES_IN[kind].get(field.name, field.name).replace("{}", name or "?")
+        spelled = _FIELD[field.name]
+        key = {"config": spelled.config, "apr": spelled.apr, "gguf": f"{name or '?'}.{spelled.gguf}"}[kind]
         found, key = _nested_rope(metadata, key) if kind == "config" else (metadata.get(key), key)
         wrong = _wrong(found, str(field.type))
         if wrong:
@@ -262,13 +251,3 @@ QWEN2_0_5B = Architecture(
 PRESETS = {"llama-370m": LLAMA_370M, "qwen2-0.5b": QWEN2_0_5B}
 LLAMA_370M_BAND = (366_000_000, 374_000_000)  # parameters, a tied output layer counted too
 BIASED = frozenset({"qwen2"})  # families whose q, k and v have a bias
-
-
-def parameter_count(of: Fields, *, biased: bool, count_tied: bool = False) -> int:
-    """How many numbers a decoder stores, q, k and v with a bias or not; `count_tied` counts a tied output too."""
-    hidden, inner = of.hidden_size, of.intermediate_size
-    shared = hidden // of.num_attention_heads * of.num_kv_heads
-    attention = 2 * hidden * hidden + 2 * hidden * shared + (hidden + 2 * shared if biased else 0)
-    layer = attention + 3 * hidden * inner + 2 * hidden
-    outputs = 1 if of.tie_word_embeddings and not count_tied else 2
-    return outputs * of.vocab_size * hidden + of.num_hidden_layers * layer + hidden

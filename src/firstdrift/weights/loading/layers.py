@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from .map_lines import AMBIGUOUS, NUMBER, TURNED, MapLine, Options, map_line
+from .map_lines import AMBIGUOUS, NUMBER, MapLine, Whole, lines_of
 
 # What other libraries call a layer's weight and bias.
 ROLES = {
@@ -185,16 +185,14 @@ class Fused:
         """Every tensor of the whole and its parts."""
         return [tensor for layer in (self.whole, *self.parts) for tensor in layer.tensors.values()]
 
-    def lines(self) -> Iterator[MapLine]:
+    def lines(self) -> list[MapLine]:
         """As a map says it."""
+        found = []
         for role, (turned, axis) in self.cuts.items():
-            steps: Options = TURNED if turned else ()
-            whole, parts = self.whole.tensors[role].name, [layer.tensors[role].name for layer in self.parts]
-            if self.in_file:
-                yield map_line(whole, parts, (*steps, ("split", axis)))
-            else:
-                for place, part in enumerate(parts):
-                    yield map_line(part, (whole,), (*steps, ("join", axis), ("place", place)))
+            parts = tuple(layer.tensors[role].name for layer in self.parts)
+            along = 1 - axis if turned and not self.in_file else axis  # of the whole, which is turned first
+            found += lines_of(Whole(self.whole.tensors[role].name, parts, along, turned, self.in_file))
+        return found
 
     def doubts(self) -> list[str]:
         """What is left to decide, a sentence for each tensor of the whole."""
