@@ -23,6 +23,13 @@ def as_array(value: Any, place: str) -> NDArray[np.generic]:
         raise SiteError(f"{place}: a {type(value).__name__} that is no array ({why}); give a numpy array") from None
 
 
+def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers in single precision, those of bfloat16 with what their NaN carry."""
+    if array.dtype.name == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
 def wide(array: NDArray[Any]) -> NDArray[Any]:
     """The numbers of an array in double precision; complex ones stay complex."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

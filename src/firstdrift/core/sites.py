@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterable
 from fnmatch import fnmatchcase
 from operator import index
 from typing import Any, NamedTuple
@@ -109,6 +110,16 @@ def in_words(site: Site) -> str:
     told = (("step", site.step), ("call", site.call), ("sample", site.sample))
     where = ", ".join(f"{word} {number}" for word, number in told if number or (word == "sample" and number == 0))
     return f"{site.phase} {place}{port}" + (f" ({where})" if where else "")
+
+
+def first_repeated(values: Iterable[Hashable]) -> tuple[int, int] | None:
+    """Where the first two of some values stand that are equal, counted from 0; None where all differ."""
+    seen: dict[Hashable, int] = {}
+    for number, value in enumerate(values):
+        first = seen.setdefault(value, number)
+        if first != number:
+            return first, number
+    return None
 
 
 def is_inside(name: str, part: str) -> bool:

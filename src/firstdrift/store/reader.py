@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from ..core.records import Record, parse_record
 from ..core.regular import open_regular, read_regular
-from ..core.sites import Site
+from ..core.sites import first_repeated
 from ..core.strict_json import Json, decode_object
 from ..core.traces import Trace
 from ..errors import FormatError, SiteError, storage
@@ -20,7 +21,6 @@ from .layout import HEADER, INDEX, MAX_HEADER, MAX_LINE, data_file, parse_header
 from .lock import is_held
 
 NAME = "trace"
-VERIFY_CHUNK = 4 << 20
 
 
 def recognise(path: Path) -> bool:
@@ -47,15 +47,14 @@ def read(path: Path) -> Trace:
 
 def verify(trace: Trace, advance: Callable[[int], None] = lambda nbytes: None) -> list[str]:
     """Compare every checksum in the index with the bytes it stands for; one sentence for each that differs."""
+    from ..kernels.checksums import crc32  # here, because few traces carry any
+
     problems = []
     for record in trace.records:
         expected = record.details.get("crc32")
         if expected is None or record.at is None:
             continue
-        data = memoryview(trace.array(record).reshape(-1).view("u1")).cast("B") if record.nbytes else memoryview(b"")
-        crc = 0
-        for start in range(0, len(data), VERIFY_CHUNK):
-            crc = zlib.crc32(data[start : start + VERIFY_CHUNK], crc)
+        crc = crc32(np.ascontiguousarray(trace.array(record)))
         if crc != expected:
             problems.append(f"{record.site}: its bytes have crc32 {crc}, the index says {expected}; they were damaged")
         advance(record.nbytes)
@@ -100,8 +99,12 @@ def _read_index(path: Path, problems: list[str]) -> tuple[list[Record], bool]:
     with open_regular(file) as stream:
         lines, counted, torn = _parse_index(stream, file)
         alive = counted is None and is_held(stream.fileno())
-    if len({record.site for record in lines}) < len(lines):
-        raise _duplicate(lines, file)
+    if (same := first_repeated(record.site for record in lines)) is not None:
+        first, second = same
+        raise FormatError(
+            f"{file}, lines {first + 1} and {second + 1}: both are {lines[first].site}; give one its own call, sample "
+            "or step"
+        )
     if torn:
         problems.append(f"{INDEX}, line {torn} is torn: the writer was stopped while writing it")
     if counted is None:
@@ -138,17 +141,6 @@ def _parse_index(stream: BinaryIO, file: Path) -> tuple[list[Record], int | None
         except (FormatError, SiteError) as error:
             raise FormatError(f"{file}, line {number}: {error}") from None
     return records, end, None
-
-
-def _duplicate(lines: list[Record], file: Path) -> FormatError:
-    seen: dict[Site, int] = {}
-    for number, record in enumerate(lines, 1):
-        first = seen.setdefault(record.site, number)
-        if first != number:
-            break
-    return FormatError(
-        f"{file}, lines {first} and {number}: both are {record.site}; give one its own call, sample or step"
-    )
 
 
 def _check_bytes(path: Path, lines: list[Record], problems: list[str]) -> list[Record]:

@@ -10,6 +10,7 @@ from itertools import permutations
 
 import numpy as np
 
+from ..core.arrays import wide
 from ..core.dtypes import dtype_name, roundoff
 from ..core.sites import Site
 from ..errors import FormatError
@@ -106,10 +107,10 @@ def _nan_on_both(a: Array, b: Array) -> str | None:
     """What is no number on either side, where the rest is the same: nobody knows what it should be."""
     if dtype_name(a.dtype) not in FLOATS or dtype_name(b.dtype) not in FLOATS:
         return None
-    reference, candidate = np.isnan(_wide(a)), np.isnan(_wide(b))
+    reference, candidate = np.isnan(wide(a)), np.isnan(wide(b))
     if not reference.any() or not np.array_equal(reference, candidate):
         return None
-    rest = np.array_equal(_wide(a)[~reference], _wide(b)[~reference])
+    rest = np.array_equal(wide(a)[~reference], wide(b)[~reference])
     return f"{int(reference.sum())} of {a.size} elements are NaN on both sides" if rest else None
 
 
@@ -183,16 +184,12 @@ def _axes_exchanged(a: Array, b: Array) -> tuple[int, ...] | None:
 
 
 def _cause(name: str, a: Array, b: Array, table: Sequence[Hypothesis]) -> Cause | None:
-    if a.dtype.kind in "iub" or not (np.isfinite(_wide(a)).all() and np.isfinite(_wide(b)).all()):
+    if a.dtype.kind in "iubc" or not (np.isfinite(wide(a)).all() and np.isfinite(wide(b)).all()):
         return None
     module, _, port = name.rpartition(".")
     coarser = roundoff(dtype_name(a.dtype), dtype_name(b.dtype)) if a.dtype != b.dtype else 0.0
-    found = explain(Evidence(Site(0, "weight", module, port), _wide(a), _wide(b), coarser), table)
+    found = explain(Evidence(Site(0, "weight", module, port), wide(a), wide(b), coarser), table)
     return None if found.label == "unknown" or not found.confidence else found
-
-
-def _wide(array: Array) -> Array:
-    return np.asarray(array, np.float64)
 
 
 HEAD = """# {reference} for a model whose tensors are called as in {candidate}, found by their numbers.

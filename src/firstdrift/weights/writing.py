@@ -16,7 +16,7 @@ from ..core.atomic import replacing_together
 from ..core.bars import Bar, no_bar
 from ..core.dtypes import ITEMSIZE, numpy_dtype
 from ..core.mapped import Bytes
-from ..core.sites import shown
+from ..core.sites import first_repeated, shown
 from ..core.strict_json import Json
 from ..errors import FormatError, storage
 from .checkpoint import Array, Entry, entry_of
@@ -261,7 +261,8 @@ def write_tensors(
     writer = load_writer(format, path)
     asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
     ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
-    _refuse_repetition(ready)
+    if (same := first_repeated(tensor.name for tensor in ready)) is not None:
+        raise FormatError(f"tensor {shown(ready[same[0]].name)!r}: is given twice; give every tensor its own name")
     total = sum(tensor.entry.nbytes for tensor in ready)
     path = Path(path)
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
@@ -291,11 +292,3 @@ def _dtype_of(tensor: Tensor, format: str, dtype: str | None) -> str | None:
     """The dtype that is asked for; llama.cpp multiplies by vectors in float32 and aborts at any narrower one."""
     narrow = format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or tensor.entry.dtype) in ("f16", "bf16")
     return "f32" if narrow else dtype
-
-
-def _refuse_repetition(tensors: list[Tensor]) -> None:
-    seen: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in seen:
-            raise FormatError(f"tensor {shown(tensor.name)!r}: is given twice; give every tensor its own name")
-        seen.add(tensor.name)

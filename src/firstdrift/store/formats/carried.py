@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...core.dtypes import ITEMSIZE, ML_NAMES
 from ...core.records import At, Record, parse_record
-from ...core.sites import Site
+from ...core.sites import Site, first_repeated
 from ...core.strict_json import Json, decode_object, encode
 from ...core.traces import Trace, doubts
 from ...errors import FormatError, VersionError, naming
@@ -60,11 +60,8 @@ def read_container(text: str | None, stored: Mapping[str, Stored], place: str, *
         with naming(place):
             records = [Record(site_of(key, otherwise=otherwise), *held) for key, held in stored.items()]
         contents = Contents({}, records, [])
-    sites: set[Site] = set()
-    for record in contents.lines:
-        if record.site in sites:
-            raise FormatError(f"{place}: two of its tensors are {record.site}; rename one")
-        sites.add(record.site)
+    if (same := first_repeated(record.site for record in contents.lines)) is not None:
+        raise FormatError(f"{place}: two of its tensors are {contents.lines[same[0]].site}; rename one")
     return contents
 
 

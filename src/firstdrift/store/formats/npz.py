@@ -61,9 +61,7 @@ def read_archive(path: Path) -> Archive:
     with storage(path, "read the archive", "check that it exists and that you may read it"), open_regular(path) as file:
         try:
             return _read(path, file)
-        except FirstdriftError:
-            raise
-        except OSError:
+        except (FirstdriftError, OSError):
             raise
         except Exception as error:  # zipfile raises nine kinds of error on hostile archives; to us they are one
             raise FormatError(f"{path}: not a readable npz archive ({error}); save it again with numpy") from None
@@ -112,12 +110,17 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 array = trace.array(record)
                 if record.dtype in ML_NAMES:
                     array = array.view(f"u{ITEMSIZE[record.dtype]}")
-                with archive.open(_member(f"{keys[record.site]}.npy"), "w", force_zip64=True) as member:
-                    numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                write_member(archive, keys[record.site], array)
                 advance(record.nbytes)
             trace.check_unchanged()
             archive.writestr(_member(INDEX), carried.write_index(trace, keys))
     return []
+
+
+def write_member(archive: zipfile.ZipFile, key: str, array: Array) -> None:
+    """Add an array to an archive, stored without compression."""
+    with archive.open(_member(f"{key}.npy"), "w", force_zip64=True) as member:
+        numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
 
 
 def _member(name: str) -> zipfile.ZipInfo:

@@ -104,9 +104,9 @@ def _shifted(tensor: Tensor) -> Tensor:
 
     def load() -> tuple[Array, Rounding]:
         array, rounding = wide.load()
-        numbers = array.astype(np.float32)
-        lost = np.abs((numbers + np.float32(1)) - np.float32(1) - numbers)
-        return numbers + np.float32(1), rounding + Rounding(int((lost != 0).sum()), float(lost.max(initial=0)))
+        stored = np.add(array, 1, dtype=np.float32)
+        lost = np.abs(stored - np.float32(1) - array.astype(np.float32))
+        return stored, rounding + Rounding(int((lost != 0).sum()), float(lost.max(initial=0)))
 
     return replace(wide, load=load)
 

@@ -6,14 +6,13 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from numpy.lib import format as numpy_format
 
 from ...core.atomic import replacing_path
 from ...core.dtypes import ML_NAMES, NUMPY_NAMES, numpy_dtype
 from ...core.mapped import MappedFile
 from ...core.sites import shown
 from ...errors import FormatError
-from ...store.formats.npz import read_archive
+from ...store.formats.npz import read_archive, write_member
 from ..checkpoint import Array, Checkpoint, Entry
 from ..writing import Job
 
@@ -50,7 +49,6 @@ def write(job: Job) -> list[str]:
                 raise FormatError(f"tensor {shown(tensor.name)!r}: no archive can hold this name; rename it")
         for tensor, data in job.stored(job.tensors):
             array = data.view(numpy_dtype(tensor.entry.dtype)).reshape(tensor.entry.shape)
-            with archive.open(zipfile.ZipInfo(f"{tensor.name}.npy"), "w", force_zip64=True) as member:
-                numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
+            write_member(archive, tensor.name, array)
         job.verify()
     return ["metadata was left out: npz holds arrays only"] if job.metadata else []

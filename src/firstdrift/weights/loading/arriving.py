@@ -89,17 +89,11 @@ def refused_dtype(assignment: Assignment, checkpoint: Checkpoint, cast: bool) ->
     one = assignment.destination
     for piece in (*assignment.pieces, *assignment.twins):
         dtype = stored_dtype(checkpoint, piece)
-        if dtype == one.dtype:
-            continue
-        if dtype not in FLOATS or one.dtype not in FLOATS:
-            return (
-                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; convert one of them"
-            )
-        if not cast:
-            return (
-                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; ask for the change "
-                "with cast=True (--cast), or make the model in the file's dtype"
-            )
+        what = f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model"
+        if dtype != one.dtype and not {dtype, one.dtype} <= set(FLOATS):
+            return f"{what}; convert one of them"
+        if dtype != one.dtype and not cast:
+            return f"{what}; ask for the change with cast=True (--cast), or make the model in the file's dtype"
     return None
 
 

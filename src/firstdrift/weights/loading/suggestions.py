@@ -210,15 +210,18 @@ def _named_squares(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
 
 def _dropped(draft: _Draft) -> list[MapLine]:
     """Tensors of layers that have no place in the model at all."""
-    left = [
-        tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] not in draft.used
-    ]
-    return [map_line(tensor.name) for tensor in left if draft.lines]
+    return [map_line(tensor.name) for tensor in _unplaced(draft, of_used=False)] if draft.lines else []
 
 
 def _left(draft: _Draft) -> list[str]:
-    kept = [tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] in draft.used]
+    kept = _unplaced(draft, of_used=True)
     return [
         *(f"nothing likely for the model's {tensor}" for tensor in draft.missing if tensor.name not in draft.open),
         *(f"the model has no place for the file's {tensor}; give it one, or null to drop it" for tensor in kept),
     ]
+
+
+def _unplaced(draft: _Draft, of_used: bool) -> list[Tensor]:
+    """Tensors of the file that nothing speaks of, of layers that are in use or of the others."""
+    left = [tensor for tensor in draft.unused if tensor.name not in draft.open]
+    return [tensor for tensor in left if (parted(tensor.name)[0] in draft.used) is of_used]
