@@ -135,23 +135,20 @@ def in_dtype(tensor: Tensor, dtype: str) -> Tensor:
     return replace(tensor, entry=Entry(entry.name, dtype, entry.shape, nbytes, is_quantized), load=load)
 
 
-def holdable(tensor: Tensor, dtypes: Iterable[str], widened: Mapping[str, str], format: str) -> Tensor:
-    """The tensor in a dtype that a format has: its own, or the next one that holds it exactly."""
-    dtype = tensor.entry.dtype
-    if dtype in dtypes:
-        return tensor
-    if dtype in widened:
-        return in_dtype(tensor, widened[dtype])
-    raise FormatError(f"tensor {shown(tensor.name)!r}: {format} has no {dtype}; choose another format or --dtype")
-
-
-def asked_for(tensor: Tensor, dtype: str | None) -> Tensor:
-    """The tensor in the dtype the user asked for; only floating-point numbers follow."""
-    if dtype is None or tensor.entry.quantized or tensor.entry.dtype not in FLOATS:
-        return tensor
-    if dtype not in (*FLOATS, *ENCODED):
-        raise FormatError(f"dtype {dtype!r} is not one of {', '.join((*FLOATS, *ENCODED))}; choose one of these")
-    return in_dtype(tensor, dtype)
+def prepared(tensor: Tensor, writer: Writer, format: str, dtype: str | None) -> Tensor:
+    """The tensor in the dtype that is asked for, of floating-point numbers; else in its own, or the next one of the
+    format that holds it exactly."""
+    own, asked = tensor.entry.dtype, dtype
+    if format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or own) in ("f16", "bf16"):
+        asked = "f32"  # llama.cpp multiplies by vectors in float32 and aborts at any narrower one
+    if asked is not None and own in FLOATS:
+        if asked not in (*FLOATS, *ENCODED):
+            raise FormatError(f"dtype {asked!r} is not one of {', '.join((*FLOATS, *ENCODED))}; choose one of these")
+        tensor = in_dtype(tensor, asked)
+    own = tensor.entry.dtype
+    if own not in writer.DTYPES and own not in writer.WIDENED:
+        raise FormatError(f"tensor {shown(tensor.name)!r}: {format} has no {own}; choose another format or --dtype")
+    return tensor if own in writer.DTYPES else in_dtype(tensor, writer.WIDENED[own])
 
 
 def stored_bytes(tensor: Tensor) -> tuple[Bytes, Rounding]:
@@ -259,8 +256,7 @@ def write_tensors(
 ) -> Report:
     """Write tensors that are loaded one at a time."""
     writer = load_writer(format, path)
-    asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
-    ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
+    ready = [prepared(tensor, writer, format, dtype) for tensor in tensors]
     if (same := first_repeated(tensor.name for tensor in ready)) is not None:
         raise FormatError(f"tensor {shown(ready[same[0]].name)!r}: is given twice; give every tensor its own name")
     total = sum(tensor.entry.nbytes for tensor in ready)
@@ -286,9 +282,3 @@ def load_writer(format: str, path: str | PathLike[str]) -> Writer:
 def format_of(path: Path) -> str | None:
     """The format that a file's name asks for."""
     return next((format for suffix, format in SUFFIXES.items() if path.name.endswith(suffix)), None)
-
-
-def _dtype_of(tensor: Tensor, format: str, dtype: str | None) -> str | None:
-    """The dtype that is asked for; llama.cpp multiplies by vectors in float32 and aborts at any narrower one."""
-    narrow = format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or tensor.entry.dtype) in ("f16", "bf16")
-    return "f32" if narrow else dtype

@@ -102,6 +102,8 @@ def wrong_values(array: Array) -> str | None:
     """Why these cannot be weights; None when they can. Integers and flags may have any value."""
     if array.dtype.kind in "iub" or not array.size:
         return None
+    if array.dtype.kind == "c":
+        return wrong_values(array.real) or wrong_values(array.imag)
     found = stats(array)
     bad = [f"{n} {what}" for n, what in ((found.nan_count, "NaN"), (found.inf_count, "Inf")) if n]
     if bad:

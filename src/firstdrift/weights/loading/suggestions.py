@@ -180,7 +180,7 @@ def _fused(draft: _Draft, in_file: bool) -> None:
             draft.doubts += fused.doubts()
             draft.open |= {tensor.name for tensor in fused.tensors if not fused.cuts}
             if fused.cuts:
-                draft.settle(fused.tensors, fused.tensors, fused.lines())
+                draft.settle(fused.tensors, fused.tensors, [line for cut in fused.cuts for line in lines_of(cut)])
 
 
 def _tied(draft: _Draft, checkpoint: Checkpoint) -> None:
