@@ -262,7 +262,7 @@ def test_names_are_sorted_as_bytes(tmp_path):
 
 def test_what_an_entry_cannot_say_is_refused_when_writing(tmp_path):
     for name, array in (("n" * 257, np.ones(1)), ("n", np.ones((1,) * 9))):
-        with pytest.raises(FormatError, match="APR holds 256 and 8"):
+        with pytest.raises(FormatError, match="APR holds names of 256 bytes and 8 dimensions"):
             write_checkpoint(tmp_path / "m.apr", [(name, array)], format="apr")
     assert list(tmp_path.iterdir()) == []
 

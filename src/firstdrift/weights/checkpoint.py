@@ -101,8 +101,7 @@ class Checkpoint:
         found = self.entries.get(self.aliases.get(name, name))
         if found is None:
             raise SelectionError(
-                f"{self.path}: holds no tensor {shown(name)!r}; `firstdrift weights inspect` lists the {len(self)} "
-                "there are"
+                f"{self.path}: holds no tensor {shown(name)!r}; `firstdrift weights inspect` lists them"
             )
         return found
 
@@ -197,9 +196,7 @@ def joined(
     for part in parts:
         for name in part.entries:
             if name in owner:
-                raise FormatError(
-                    f"{owner[name].path} and {part.path.name}: both hold {shown(name)!r}; fetch them again"
-                )
+                raise FormatError(f"{owner[name].path} and {part.path.name}: both hold {shown(name)!r}; fetch both")
             owner[name] = part
     return Checkpoint(
         path,

@@ -38,10 +38,8 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
             kind = _kind(path, start)
             return _open_index(path) if kind == "index" else _open_as(kind, path, start)
         if is_trace(path):  # whose data are no pickles, whatever their suffix
-            raise FormatError(
-                f"{path}: is a trace, and no checkpoint; firstdrift diff compares two traces, and firstdrift export "
-                "--phase weight writes the weights of one"
-            )
+            other = "firstdrift diff compares two traces, firstdrift export --phase weight writes the weights of one"
+            raise FormatError(f"{path}: is a trace, and no checkpoint; {other}")
         return open_directory(path, open_checkpoint)
 
 
@@ -99,9 +97,7 @@ def _open_shards(index: Path, about: dict[str, Json]) -> Checkpoint:
     whole = joined(index, "pt" if kind == "torch" else "safetensors-sharded", list(parts.values()), metadata)
     for key, name in shard_of.items():
         if key not in parts[name]:
-            raise FormatError(
-                f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again"
-            )
+            raise FormatError(f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch both again")
     for key in whole.entries:
         if key not in shard_of:
             raise FormatError(f"{index}: does not list {shown(key)!r}, which a shard holds; fetch the shards again")

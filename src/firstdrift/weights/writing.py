@@ -159,10 +159,8 @@ def stored_bytes(tensor: Tensor) -> tuple[Bytes, Rounding]:
         array = np.ascontiguousarray(array, numpy_dtype(entry.dtype)).reshape(entry.shape)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes != entry.nbytes:
-        raise FormatError(
-            f"tensor {shown(entry.name)!r}: {entry.nbytes} bytes were announced and {flat.nbytes} came; it changed "
-            "while it was written"
-        )
+        said = f"{entry.nbytes} bytes were announced and {flat.nbytes} came"
+        raise FormatError(f"tensor {shown(entry.name)!r}: {said}; it changed while it was written")
     return flat, rounding
 
 

@@ -94,10 +94,8 @@ def _record(line: Json, stored: Mapping[str, Stored], used: set[str]) -> Record:
         used.add(key)
         held = stored[key]
         if line.get("shape") != list(held.shape) or not _same_bits(line.get("dtype"), held.dtype):
-            raise FormatError(
-                f"{key!r} is {line.get('dtype')}{line.get('shape')} in the index and {held.dtype}{list(held.shape)} in "
-                "the file; export the trace again"
-            )
+            said = f"{key!r} is {line.get('dtype')}{line.get('shape')} in the index"
+            raise FormatError(f"{said} and {held.dtype}{list(held.shape)} in the file; export the trace again")
         line["at"] = list(held.at)
     return parse_record(line)
 

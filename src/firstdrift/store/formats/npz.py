@@ -133,22 +133,16 @@ def _check_claims(info: zipfile.ZipInfo, size: int, place: str) -> None:
     if info.header_offset + info.compress_size > size:
         raise FormatError(f"{place}: claims {info.compress_size} bytes at {info.header_offset}, the file has {size}")
     if info.file_size > info.compress_size * MAX_DEFLATE_RATIO + 64:
-        raise FormatError(
-            f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, which is a lie"
-        )
+        raise FormatError(f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, a lie")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise FormatError(
-            f"{place}: is stored, and yet claims {info.file_size} bytes of {info.compress_size}; save it again"
+            f"{place}: is stored, and claims {info.file_size} bytes of {info.compress_size}; save it again"
         )
     if info.compress_type not in METHODS:
-        raise FormatError(
-            f"{place}: is compressed by method {info.compress_type}, not by deflate (8); save it with numpy"
-        )
+        raise FormatError(f"{place}: is compressed by method {info.compress_type}, not deflate (8); save it with numpy")
     if info.filename == INDEX and info.file_size > max(size, MAX_INDEX_BYTES):
-        raise FormatError(
-            f"{place}: would grow to {info.file_size} bytes in an archive of {size}, which no index does; export the "
-            "trace again"
-        )
+        said = f"would grow to {info.file_size} bytes in an archive of {size}, which no index does"
+        raise FormatError(f"{place}: {said}; export the trace again")
 
 
 def _check_frame(file: BinaryIO, size: int, archive: zipfile.ZipFile, path: Path) -> None:

@@ -43,7 +43,7 @@ from .apr_layout import (
     parse_index,
     required_bytes,
 )
-from .apr_metadata import ChecksumMismatch, InvalidHeader, pack_metadata, parse_metadata
+from .apr_metadata import InvalidHeader, pack_metadata, parse_metadata, refuse_damage
 from .quantized_blocks import dequantize
 
 FORMAT = "apr"
@@ -95,11 +95,8 @@ def _footer(file: MappedFile, header: Header, placed: list[Placed]) -> int | Non
     if file.size == required:
         return None
     if file.size != required + FOOTER_BYTES:
-        raise InvalidHeader.at(
-            file.path,
-            f"its tensors end at byte {required} and the file at {file.size}, which is neither that nor "
-            f"{FOOTER_BYTES} more; fetch it again",
-        )
+        said = f"its tensors end at byte {required} and the file at {file.size}, which is neither that nor"
+        raise InvalidHeader.at(file.path, f"{said} {FOOTER_BYTES} more; fetch it again")
     return int.from_bytes(file.read(required, FOOTER_BYTES), "little")
 
 
@@ -108,10 +105,7 @@ def _compare_footer(file: MappedFile, claimed: int) -> None:
     end = file.size - FOOTER_BYTES
     for start in range(0, end, _CHUNK):
         actual = crc32(file.view(start, min(_CHUNK, end - start)), actual)
-    if actual != claimed:
-        raise ChecksumMismatch.at(
-            file.path, f"the file claims checksum {claimed:08X} and has {actual:08X}; it is damaged, fetch it again"
-        )
+    refuse_damage(file.path, "the file", claimed, actual)
 
 
 DTYPES = tuple(CODES)
@@ -197,10 +191,8 @@ def _check(tensor: Tensor) -> None:
     """What an index entry cannot say: the format's own writer would cut it, and lose tensors."""
     name, shape = tensor.name.encode("utf-8", "surrogatepass"), tensor.entry.shape
     if len(name) > MAX_NAME or len(shape) > MAX_DIMS:
-        raise FormatError(
-            f"tensor {shown(tensor.name)!r}: a name of {len(name)} bytes and {len(shape)} dimensions; APR holds "
-            f"{MAX_NAME} and {MAX_DIMS}, rename or reshape it"
-        )
+        most = f"names of {MAX_NAME} bytes and {MAX_DIMS} dimensions"
+        raise FormatError(f"tensor {shown(tensor.name)!r}: APR holds {most}; rename or reshape it")
 
 
 def _by_name(tensor: Tensor) -> bytes:

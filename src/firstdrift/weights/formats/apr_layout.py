@@ -15,7 +15,7 @@ from ...core.records import count_elements
 from ...core.sites import shown
 from ...errors import FormatError
 from ..checkpoint import Entry, overlap
-from .apr_metadata import ChecksumMismatch, InvalidHeader, InvalidMagic, InvalidTensorIndex
+from .apr_metadata import InvalidHeader, InvalidMagic, InvalidTensorIndex, refuse_damage
 from .quantized_blocks import quantized_bytes, row_layout
 
 MAGIC = b"APR\0"
@@ -74,10 +74,7 @@ def parse_header(data: bytes, place: object) -> Header:
         raise InvalidMagic.at(place, f"starts with {data[:4]!r}, not {MAGIC!r}; convert it to APR version 2")
     _, major, minor, flags, count, metadata, metadata_size, index, tensors, claimed, _ = _FIELDS.unpack(data[:BYTES])
     actual = checksum(data)
-    if claimed != actual:
-        raise ChecksumMismatch.at(
-            place, f"the header claims checksum {claimed:08X} and has {actual:08X}; it is damaged, fetch it again"
-        )
+    refuse_damage(place, "the header", claimed, actual)
     if flags & COLUMN_MAJOR:
         raise InvalidHeader.at(place, "its tensors are column-major (flag 0800); import the model again, row-major")
     for flag, what in UNREADABLE.items():
@@ -96,11 +93,8 @@ def check_bounds(header: Header, size: int, place: object) -> None:
     if header.metadata_offset < BYTES:
         raise InvalidHeader.at(place, f"its metadata begins at byte {header.metadata_offset}, inside of the header")
     if not end <= header.index_offset <= header.data_offset:
-        raise InvalidHeader.at(
-            place,
-            f"metadata to {end}, index from {header.index_offset} and tensors from {header.data_offset} overlap; "
-            "fetch it again",
-        )
+        said = f"metadata to {end}, index from {header.index_offset} and tensors from {header.data_offset} overlap"
+        raise InvalidHeader.at(place, f"{said}; fetch it again")
     if header.data_offset > size:
         raise InvalidHeader.at(place, f"its tensors begin at byte {header.data_offset} and it ends at {size}; cut off")
 

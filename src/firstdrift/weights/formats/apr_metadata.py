@@ -33,6 +33,13 @@ class ChecksumMismatch(AprError):  # noqa: N818
     """The header or the file is not what was written."""
 
 
+def refuse_damage(place: object, what: str, claimed: int, actual: int) -> None:
+    """Compare two checksums."""
+    if claimed != actual:
+        said = f"{what} claims checksum {claimed:08X} and has {actual:08X}"
+        raise ChecksumMismatch.at(place, f"{said}; it is damaged, fetch it again")
+
+
 class MetadataError(AprError):
     """The metadata is not JSON, or a key of it has the wrong type."""
 

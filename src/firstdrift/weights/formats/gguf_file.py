@@ -41,9 +41,7 @@ def _split_files(path: Path, count: Json) -> list[Path]:
     """The files of a split model, in order; each must be there."""
     found = _SPLIT.fullmatch(path.name)
     if found is None or type(count) is not int or int(found[2]) != count:
-        raise FormatError(
-            f"{path}: says it is one of {count!r} files and is not named NAME-00001-of-0000N.gguf; rename it"
-        )
+        raise FormatError(f"{path}: is one of {count!r} files and not named NAME-00001-of-0000N.gguf; rename it")
     files = [path.with_name(f"{found[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     for file in files:
         if not file.is_file():
@@ -108,9 +106,7 @@ def _measure(info: TensorInfo, library: Any, file: MappedFile, header: GgufHeade
     block, size = library.GGML_QUANT_SIZES[kind]
     columns = info.dims[0] if info.dims else 1
     if columns % block:
-        raise FormatError(
-            f"{where}: rows of {columns} are no whole number of {kind.name} blocks ({block}); fetch it again"
-        )
+        raise FormatError(f"{where}: rows of {columns} are no whole number of {kind.name} blocks; fetch it again")
     nbytes = count_elements(where, info.dims) // block * size
     offset = header.data_offset + info.offset
     if offset + nbytes > file.size:

@@ -53,16 +53,11 @@ class _Cursor:
 
     def take(self, nbytes: int, what: str) -> memoryview:
         end = self.position + nbytes
+        said = f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes"
         if end > len(self.data):
-            raise FormatError(
-                f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes and the file ends at "
-                f"{len(self.data)}; it is cut off or damaged, fetch it again"
-            )
+            raise FormatError(f"{said} and the file ends at {len(self.data)}; it is cut off or damaged, fetch it again")
         if end > MAX_HEADER:
-            raise FormatError(
-                f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes, and no header is longer than "
-                f"{MAX_HEADER}; fetch it again"
-            )
+            raise FormatError(f"{said}, and no header is longer than {MAX_HEADER}; fetch it again")
         part = self.data[self.position : end]
         self.position = end
         return part
@@ -91,9 +86,7 @@ class _Cursor:
             part = self.take(length * struct.calcsize(layout), what)
             return list(struct.unpack(f"<{length}{layout[1]}", part)), kind
         if kind != _STRING:
-            raise FormatError(
-                f"{self.place}: {what} is an array of the type {kind}, which is not supported; fetch it again"
-            )
+            raise FormatError(f"{self.place}: {what} is an array of the type {kind}, which is not read; fetch it again")
         if length * 8 > len(self.data) - self.position:
             raise FormatError(f"{self.place}: {what} claims {length} strings, more than the file has room for")
         return [self.text(what) for _ in range(length)], kind

@@ -223,7 +223,5 @@ def _by_library(data: Bytes, piece: Stored, shape: tuple[int, ...]) -> Array:
             with np.errstate(all="ignore"):  # scales may be anything in a damaged file
                 flat[start * block : (start + step) * block] = gguf.quants.dequantize(part, kind).reshape(-1)
         except NotImplementedError:
-            raise FormatError(
-                f"tensor {shown(piece.entry.name)!r}: the gguf library cannot decode {kind.name}"
-            ) from None
+            raise FormatError(f"{shown(piece.entry.name)!r}: the gguf library cannot decode {kind.name}") from None
     return result

@@ -35,9 +35,7 @@ def write(job: Job) -> list[str]:
     """Write the file; the metadata must say the architecture, which decides about names and rows."""
     architecture = job.metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise FormatError(
-            f"{job.path}: GGUF needs an architecture and the source says {architecture!r}; add config.json"
-        )
+        raise FormatError(f"{job.path}: GGUF needs an architecture, and there is {architecture!r}; add config.json")
     family = FAMILIES.get(architecture)
     tensors = [_stored(tensor, family, dict(job.metadata)) for tensor in job.tensors]
     with replacing_path(job.path) as partial:
@@ -117,9 +115,7 @@ def _announce(writer: Any, tensor: Tensor) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     shape = entry.shape or (1,)
     if shape[-1] % block:
-        raise FormatError(
-            f"tensor {shown(entry.name)!r}: rows of {shape[-1]} are no whole number of {kind.name} blocks"
-        )
+        raise FormatError(f"{shown(entry.name)!r}: rows of {shape[-1]} are no whole number of {kind.name} blocks")
     stored = (*shape[:-1], shape[-1] // block * size)
     writer.add_tensor_info(entry.name, stored, np.dtype(np.uint8), entry.nbytes, raw_dtype=kind)
 

@@ -69,10 +69,8 @@ def _load(path: Path) -> Json:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:  # PyTorch reports damage, refusals and lies by a dozen kinds
         why = str(error).strip().split("\n")[0][:200]
-        raise FormatError(
-            f"{path}: torch.load(weights_only=True) refuses it ({type(error).__name__}: {why}); only plain tensors are "
-            "read, save `model.state_dict()` or a safetensors file"
-        ) from None
+        said = f"torch.load(weights_only=True) refuses it ({type(error).__name__}: {why})"
+        raise FormatError(f"{path}: {said}; save `model.state_dict()` or a safetensors file") from None
 
 
 def _state_dict(said: Json, path: Path) -> tuple[dict[str, Any], list[str]]:
