@@ -1,6 +1,7 @@
 """GGUF under Hugging Face's names: the library's header, its tables of names, its numbers, and rows put back."""
 
 import struct
+import sys
 
 import gguf
 import numpy as np
@@ -300,3 +301,12 @@ def test_a_real_file_reads_as_the_library_reads_it(smollm2):
         if "attn_q" not in tensor_.name and "attn_k" not in tensor_.name:
             held = checkpoint[hf_name(family, place_of(tensor_.name))]
             assert bits(held) == bits(gguf.quants.dequantize(tensor_.data, tensor_.tensor_type))
+
+
+def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
+    for name in ("gguf_file", "gguf_header", "gguf_names"):
+        monkeypatch.delitem(sys.modules, f"firstdrift.weights.formats.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(FormatError, match=r"a\.gguf: gguf needs gguf; pip install 'firstdrift\[gguf\]'"):
+        open_checkpoint(tmp_path / "a.gguf")

@@ -68,7 +68,11 @@ def _open_as(kind: str | None, path: Path, start: bytes = b"") -> Checkpoint:
     if kind is None:
         raise FormatError(f"{path}: starts with {start[:8]!r}, which no known checkpoint does; give {KNOWN}")
     module, name = OPENERS[kind].rsplit(".", 1)
-    opened: Checkpoint = getattr(import_module(f".{module}", __package__), name)(path)
+    try:
+        opener = getattr(import_module(f".{module}", __package__), name)
+    except ModuleNotFoundError as error:
+        raise FormatError(f"{path}: {kind} needs {error.name}; pip install 'firstdrift[{kind}]'") from None
+    opened: Checkpoint = opener(path)
     return opened
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import gguf
 
 from ...core.mapped import Bytes, MappedFile
 from ...core.records import count_elements
@@ -23,17 +24,16 @@ PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64", "I8": "i8", "
 
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file, with the other files of a split one."""
-    library = gguf_library(path)
     file = MappedFile(path)
     header = parse_gguf_header(file.view(0, file.size), path)
     count = header.fields.get("split.count", 1)
     if count in (0, 1):
-        return _open_part(file, header, header, library)
+        return _open_part(file, header, header)
     first, *others = [MappedFile(part) for part in _split_files(path, count)]
     about = parse_gguf_header(first.view(0, first.size), first.path)
-    parts = [_open_part(first, about, about, library)]
+    parts = [_open_part(first, about, about)]
     for other in others:
-        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about, library))
+        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about))
     return joined(path, FORMAT, parts, about.fields, about.types)
 
 
@@ -49,12 +49,12 @@ def _split_files(path: Path, count: Json) -> list[Path]:
     return files
 
 
-def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader, library: Any) -> Checkpoint:
+def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader) -> Checkpoint:
     """One file, whose model is described by the header of the first. Unknown architectures keep GGUF's names."""
     path, fields = file.path, about.fields
     architecture = fields.get("general.architecture")
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    measured = [_measure(info, library, file, header) for info in header.tensors]
+    measured = [_measure(info, file, header) for info in header.tensors]
     if (why := overlap((tensor.entry, tensor.offset) for tensor in measured)) is not None:
         raise FormatError(f"{path}: tensor {why}")
     stored: dict[str, Stored] = {}
@@ -87,23 +87,14 @@ def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader, library:
     )  # fmt: skip
 
 
-def gguf_library(path: Path) -> Any:
-    """The `gguf` library, or a sentence that asks for it."""
-    try:
-        import gguf
-    except ImportError:
-        raise FormatError(f"{path}: GGUF needs the gguf library; pip install 'firstdrift[gguf]'") from None
-    return gguf
-
-
-def _measure(info: TensorInfo, library: Any, file: MappedFile, header: GgufHeader) -> Stored:
+def _measure(info: TensorInfo, file: MappedFile, header: GgufHeader) -> Stored:
     """A tensor under GGUF's name, its bytes within the file."""
     where = f"{file.path}, tensor {shown(info.name)!r}"
     try:
-        kind = library.GGMLQuantizationType(info.kind)
+        kind = gguf.GGMLQuantizationType(info.kind)
     except ValueError:
         raise FormatError(f"{where}: this gguf library does not know the type {info.kind}; upgrade it") from None
-    block, size = library.GGML_QUANT_SIZES[kind]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
     columns = info.dims[0] if info.dims else 1
     if columns % block:
         raise FormatError(f"{where}: rows of {columns} are no whole number of {kind.name} blocks; fetch it again")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import gguf
 import numpy as np
 
 from ...core.dtypes import numpy_dtype
@@ -210,8 +211,6 @@ def numbers(data: Bytes, piece: Stored) -> Array:
 
 def _by_library(data: Bytes, piece: Stored, shape: tuple[int, ...]) -> Array:
     """What only the library decodes, in long rows: it is slow on many short ones, and works on copies."""
-    import gguf
-
     kind = gguf.GGMLQuantizationType(piece.kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     result = room_for(shape)
