@@ -112,9 +112,9 @@ def storage(path: str | PathLike[str], action: str, next_step: str) -> Iterator[
     except OSError as error:
         where = error.filename or path
         kind = NotFoundError if isinstance(error, FileNotFoundError) else StorageError
-        told = kind(f"{where}: cannot {action} ({error.strerror or error}); {next_step}")
-        told.errno = error.errno
-        raise told from error
+        refusal = kind(f"{where}: cannot {action} ({error.strerror or error}); {next_step}")
+        refusal.errno = error.errno
+        raise refusal from error
     except ValueError as error:
         if "null" not in str(error):
             raise

@@ -53,16 +53,15 @@ def compare(
     suspects = []
     for name in reference.entries:
         if name in candidate:
-            one = _compared(sides, name)
-            found[name] = one
-            suspects += [name] if one.verdict == "drift" else []
+            found[name] = _compared(sides, name)
+            suspects += [name] if found[name].verdict == "drift" else []
             advance(reference.entry(name).nbytes)
     for name in suspects:
         found[name] = _explained(sides, name, found[name])
     reference_only = [name for name in reference.entries if name not in found]
     candidate_only = [name for name in candidate.entries if name not in reference]
-    for one in elsewhere(reference, candidate, reference_only, candidate_only):
-        found[one.name] = one
+    for moved in elsewhere(reference, candidate, reference_only, candidate_only):
+        found[moved.name] = moved
     explained = {other for difference in found.values() if difference.verdict == "moved" for other in difference.others}
     twins = {name: twin for name in candidate_only if name not in explained and (twin := tied_to(candidate, name))}
     left = tuple(in_natural_order(name for name in candidate_only if name not in explained and name not in twins))
@@ -215,8 +214,8 @@ def _tied(lines: Mapping[str, MapLine], twins: Mapping[str, str]) -> list[MapLin
         whole = [line for line in found if own in line.targets and not {"split", "join"} & dict(line.options).keys()]
         if whole:
             options = {**dict(whole[0].options), "tie": True}
-            one = replace(whole[0], targets=(*whole[0].targets, further), options=tuple(options.items()))
-            found[found.index(whole[0])] = one
+            tied = replace(whole[0], targets=(*whole[0].targets, further), options=tuple(options.items()))
+            found[found.index(whole[0])] = tied
         elif not any(own in line.targets for line in found):
             found.append(map_line(twin, (twin, name), (("tie", True),)))
     return found

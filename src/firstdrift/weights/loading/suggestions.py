@@ -117,8 +117,8 @@ def _by_value(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
 def _misshapen(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Matrices that bear the right name and are as large as wanted the other way round."""
     for assignment in plan.misshapen:
-        one, source = assignment.destination, assignment.pieces[0].source
-        reference, candidate = Tensor(one.name, one.shape), Tensor(source, checkpoint.entry(source).shape)
+        place, source = assignment.destination, assignment.pieces[0].source
+        reference, candidate = Tensor(place.name, place.shape), Tensor(source, checkpoint.entry(source).shape)
         if _is_simple(assignment) and is_turned(reference, candidate):
             draft.lines.append(map_line(source, (reference.name,), TURNED))
             draft.turned.append((source, True))
@@ -169,7 +169,9 @@ def _square(draft: _Draft, name: str) -> Options:
 
 def _fused(draft: _Draft, in_file: bool) -> None:
     """Layers of the file that are several in the model, or the other way round."""
-    sides = [layers_of(one for one in side if one.name not in draft.open) for side in (draft.unused, draft.missing)]
+    sides = [
+        layers_of(tensor for tensor in side if tensor.name not in draft.open) for side in (draft.unused, draft.missing)
+    ]
     wholes, parts = sides if in_file else sides[::-1]
     sure = [fused for fused in find_fused(wholes, parts, in_file, turned=True) if fused.turned]
     draft.turned += [(fused.whole.stem, True) for fused in sure]
@@ -199,13 +201,13 @@ def _named_squares(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Square matrices that bear the right name would load as they lie, beside others that do not lie so."""
     spoken_of = {line.source for line in draft.lines}
     for assignment in plan.assignments if draft.any_turned else ():
-        one, source = assignment.destination, assignment.pieces[0].source
-        if _is_simple(assignment) and map_line(source).source not in spoken_of and _is_square(one.shape):
-            held, stored = _held(one), _stored(checkpoint, source, one.dtype)
+        place, source = assignment.destination, assignment.pieces[0].source
+        if _is_simple(assignment) and map_line(source).source not in spoken_of and _is_square(place.shape):
+            held, stored = _held(place), _stored(checkpoint, source, place.dtype)
             options = _square(draft, source)
             if held is not None and stored is not None and (same_bits(held, stored) or same_bits(held, stored.T)):
                 options = () if same_bits(held, stored) else TURNED
-            draft.lines += [map_line(source, (one.name,), options)] if options else []
+            draft.lines += [map_line(source, (place.name,), options)] if options else []
 
 
 def _dropped(draft: _Draft) -> list[MapLine]:
