@@ -337,7 +337,7 @@ LIES = {
     "says weight_map {'x': 0}": lambda said: said["weight_map"].update(x=0),
     "no list of 'shards'": lambda said: said.update(shards=3),
     "says shard 0, index 5": lambda said: said["shards"][0].update(index=5),
-    "not a plain name": lambda said: said["shards"][0].update(filename="../m.apr"),
+    "not a plain file name": lambda said: said["shards"][0].update(filename="../m.apr"),
     "without a 'filename' of their own": lambda said: said["shards"][1].update(filename=said["shards"][0]["filename"]),
 }
 

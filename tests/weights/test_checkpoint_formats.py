@@ -193,7 +193,7 @@ def test_an_index_that_names_a_tensor_twice_is_refused(tmp_path):
 def test_a_shard_outside_of_the_directory_is_refused(tmp_path, name):
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(FormatError, match="is not a plain name beside the index"):
+    with pytest.raises(FormatError, match="is not a plain file name beside the index"):
         open_checkpoint(index)
 
 

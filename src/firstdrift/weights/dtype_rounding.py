@@ -76,7 +76,7 @@ def difference(before: Array, after: Array, dtype: str, place: str) -> Rounding:
     if lost.any():
         value = wide[lost][0]
         raise FormatError(
-            f"{place}: {int(lost.sum())} values, such as {value:g}, are beyond {dtype}; choose bf16 or f32"
+            f"{place}: {int(lost.sum())} of its values, such as {value:g}, are beyond {dtype}; choose bf16 or f32"
         )
     changed = (wide != back) & np.isfinite(wide)
     if not changed.any():

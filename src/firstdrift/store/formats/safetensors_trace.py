@@ -197,7 +197,7 @@ def check_shards(names: Iterable[str], index: Path) -> None:
     """Refuse names that are not those of files beside an index."""
     for name in dict.fromkeys(names):
         if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-            raise FormatError(f"{index}: shard {shown(name)!r} is not a plain name beside the index; fetch it again")
+            raise FormatError(f"{index}: shard {shown(name)!r} is not a plain file name beside the index; fetch it")
         with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
             found = (index.parent / name).is_file()
         if not found:
