@@ -20,9 +20,11 @@ A message is one sentence: the place, both values, the next step.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from os import PathLike
+from pathlib import Path
 
 
 def printable(text: str) -> str:
@@ -110,10 +112,32 @@ def storage(path: str | PathLike[str], action: str, next_step: str) -> Iterator[
     except OSError as error:
         where = error.filename or path
         kind = NotFoundError if isinstance(error, FileNotFoundError) else StorageError
-        told = kind(f"{where}: cannot {action} ({error.strerror or error}); {next_step}")
-        told.errno = error.errno
-        raise told from error
+        refusal = kind(f"{where}: cannot {action} ({error.strerror or error}); {next_step}")
+        refusal.errno = error.errno
+        raise refusal from error
     except ValueError as error:
         if "null" not in str(error):
             raise
         raise StorageError(f"{os.fspath(path)!r}: cannot {action} (a path has no NUL byte); {next_step}") from error
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put the place in front of an error of ours that was raised where the place is not known."""
+    try:
+        yield
+    except FirstdriftError as error:
+        raise type(error)(f"{place}: {error}") from None
+
+
+def without_raising(recognise: Callable[[Path], bool]) -> Callable[[Path], bool]:
+    """A path that the system will not let us look at is not recognised; whoever reads it hears why."""
+
+    @wraps(recognise)
+    def quiet(path: Path) -> bool:
+        try:
+            return recognise(path)
+        except (OSError, ValueError):  # no permission, a name too long, a NUL in it
+            return False
+
+    return quiet

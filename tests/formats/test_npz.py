@@ -156,7 +156,7 @@ def test_a_stored_member_that_claims_more_than_it_stores_is_refused(tmp_path):
     at = data.index(b"PK\x01\x02") + 24  # uncompressed size, in the directory
     data[at : at + 4] = (int.from_bytes(data[at : at + 4], "little") + 8).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(fd.FormatError, match="is stored, and yet claims"):
+    with pytest.raises(fd.FormatError, match="is stored, and claims"):
         fd.open_trace(path)
 
 

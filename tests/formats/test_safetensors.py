@@ -83,7 +83,10 @@ def test_sites_whose_keys_would_be_equal_keep_their_own_tensors(tmp_path):
         (raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)), "not a valid safetensors file"),
         (raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(5)), "not a valid safetensors file"),
         (raw({"a": {"dtype": "Q4", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)), "not a valid safetensors file"),
-        (raw({"a": {"dtype": "F8_E8M0", "shape": [1], "data_offsets": [0, 1]}}, bytes(1)), "'a' has dtype F8_E8M0"),
+        (
+            raw({"a": {"dtype": "F8_E8M0", "shape": [1], "data_offsets": [0, 1]}}, bytes(1)),
+            "tensor 'a': has dtype F8_E8M0",
+        ),
         (raw({"a": {"dtype": "F32", "shape": [0, 1 << 62], "data_offsets": [0, 0]}}), "tensor 'a': .*beyond"),
         (raw({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)), "tensor 'a': .*beyond"),
         (

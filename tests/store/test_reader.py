@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import firstdrift as fd
-from firstdrift.core.records import parse_record
-from firstdrift.store.index import parse_block
 from firstdrift.store.reader import verify
 
 LINE = {"step": 0, "phase": "fwd", "name": "x", "port": "out", "call": 0, "sample": None,
@@ -288,29 +286,19 @@ LINES = st.fixed_dictionaries(
 )
 
 
-def slowly(lines):
-    """What the definition says of a block; None where it refuses a line."""
-    try:
-        return [parse_record(json.loads(line)) for line in lines]
-    except (fd.FirstdriftError, ValueError):
-        return None
-
-
 @settings(max_examples=400, deadline=None)
 @given(st.lists(LINES, min_size=1, max_size=4))
-def test_the_fast_way_through_an_index_gives_what_the_slow_way_gives(lines):
-    encoded = [json.dumps(line, separators=(",", ":")).encode() for line in lines]
-    fast = parse_block(encoded)
-    assert fast is None or fast == slowly(encoded)
-    if fast is not None:
-        assert [type(n) for r in fast for n in (*r.shape, *r.at)] == [int for r in fast for n in (*r.shape, *r.at)]
-
-
-def test_ordinary_lines_take_the_fast_way(path):
-    block = index(path).splitlines()[:-1]
-    fast = parse_block(block)
-    assert fast is not None
-    assert fast == slowly(block)
+def test_an_index_of_any_lines_is_read_or_refused(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("lines")
+    (path / "index.jsonl").write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    try:
+        records = fd.open_trace(path).lines
+    except fd.FirstdriftError as error:
+        assert "index.jsonl" in str(error)
+    else:
+        assert [type(n) for r in records for n in (*(r.shape or ()), *(r.at or ()))].count(int) == sum(
+            len(r.shape or ()) + len(r.at or ()) for r in records
+        )
 
 
 @settings(max_examples=300, deadline=None)

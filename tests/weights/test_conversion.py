@@ -328,8 +328,8 @@ def test_a_source_that_changes_on_the_way_leaves_nothing_behind(tmp_path, target
 
 
 def test_an_empty_source_is_not_converted(tmp_path):
-    (tmp_path / "a.apr").write_bytes(b"APRN")
-    with pytest.raises(FormatError, match="holds no tensors .*APR version 1"):
+    write_checkpoint(tmp_path / "a.apr", [], format="apr")
+    with pytest.raises(FormatError, match="holds no tensors"):
         convert(tmp_path / "a.apr", tmp_path / "b.npz")
     with pytest.raises(FormatError, match="its name does not tell the format"):
         convert(tmp_path / "a.apr", tmp_path / "b")

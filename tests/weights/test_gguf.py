@@ -1,6 +1,7 @@
 """GGUF under Hugging Face's names: the library's header, its tables of names, its numbers, and rows put back."""
 
 import struct
+import sys
 
 import gguf
 import numpy as np
@@ -189,7 +190,7 @@ def test_a_split_model_with_a_missing_or_renamed_file_is_refused(tmp_path):
     second.rename(tmp_path / "n.gguf")
     with pytest.raises(FormatError, match="is one of 2 files, and m-00002-of-00002.gguf is not there"):
         open_checkpoint(first)
-    with pytest.raises(FormatError, match="says it is one of 2 files and is not named"):
+    with pytest.raises(FormatError, match="is one of 2 files and not named"):
         open_checkpoint(tmp_path / "n.gguf")
 
 
@@ -249,7 +250,7 @@ LIES = {
     "tensor 0 at byte": header(count=2**63),
     "claims 4000000000 dimensions": header(tensors=text(b"w") + struct.pack("<I", 4_000_000_000), count=1),
     "does not know the type 999": header(tensors=tensor(kind=999), count=1),
-    "is beyond 2\\*\\*63 bytes": header(tensors=tensor(dims=(2**62, 2**62)), count=1),
+    "is beyond 64 dimensions or 2\\*\\*63 bytes": header(tensors=tensor(dims=(2**62, 2**62)), count=1),
     "no whole number of Q4_K blocks": header(tensors=tensor(dims=(100,), kind=12), count=1),
     "it is cut off": header(tensors=tensor(), count=1),
     "'b' lies upon 'a'": header(tensors=tensor(b"a") + tensor(b"b", offset=8), count=2) + bytes(200),
@@ -300,3 +301,12 @@ def test_a_real_file_reads_as_the_library_reads_it(smollm2):
         if "attn_q" not in tensor_.name and "attn_k" not in tensor_.name:
             held = checkpoint[hf_name(family, place_of(tensor_.name))]
             assert bits(held) == bits(gguf.quants.dequantize(tensor_.data, tensor_.tensor_type))
+
+
+def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
+    for name in ("gguf_file", "gguf_header", "gguf_names"):
+        monkeypatch.delitem(sys.modules, f"firstdrift.weights.formats.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(FormatError, match=r"a\.gguf: gguf needs gguf; pip install 'firstdrift\[gguf\]'"):
+        open_checkpoint(tmp_path / "a.gguf")

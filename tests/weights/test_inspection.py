@@ -8,8 +8,9 @@ import torch
 from click.testing import CliRunner
 
 from firstdrift.cli.main import cli
-from firstdrift.weights.difference import diff_checkpoints
+from firstdrift.weights.difference import compare
 from firstdrift.weights.inspection import inspect_checkpoint
+from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
 
 from .samples import some_tensors
@@ -118,5 +119,6 @@ def test_layers_are_listed_in_natural_order(tmp_path):
     own = ["z", *names, "a"]  # neither order: the writer's own
     write_checkpoint(tmp_path / "b.npz", [(name, np.ones(2)) for name in own], format="npz")
     assert [tensor.entry.name for tensor in inspect_checkpoint(tmp_path / "b.npz").tensors] == own
-    difference = diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "a.safetensors")
+    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
+        difference = compare(checkpoint, checkpoint)
     assert [one.name for one in difference.tensors] == names

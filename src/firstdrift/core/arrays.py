@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SiteError
-from .dtypes import ML_NAMES, numpy_dtype
-
-_TORCH_NAMES = {name: short for short, name in ML_NAMES.items()}
+from .dtypes import LONG_NAMES, ML_NAMES, numpy_dtype
 
 
 def as_array(value: Any, place: str) -> NDArray[np.generic]:
@@ -23,6 +21,13 @@ def as_array(value: Any, place: str) -> NDArray[np.generic]:
     except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
         why = str(error).split("\n")[0]
         raise SiteError(f"{place}: a {type(value).__name__} that is no array ({why}); give a numpy array") from None
+
+
+def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers in single precision, those of bfloat16 with what their NaN carry."""
+    if array.dtype.name == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
 
 
 def wide(array: NDArray[Any]) -> NDArray[Any]:
@@ -56,7 +61,7 @@ def _from_torch(tensor: Any) -> Any:
     """A torch tensor's numbers; numpy has no bfloat16 and float8 of its own, so those go by their bits."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
-    short = _TORCH_NAMES.get(name)
+    short = LONG_NAMES[name] if name in ML_NAMES.values() else None
     if sys.modules["torch"].utils._python_dispatch.is_traceable_wrapper_subclass(tensor):  # its address is no address
         raise TypeError("it has no memory of its own")
     dtype = np.dtype(name) if short is None else np.dtype(f"u{numpy_dtype(short).itemsize}")

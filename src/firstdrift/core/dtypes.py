@@ -24,6 +24,8 @@ ML_NAMES = {
     "f8e5m2": "float8_e5m2",
     "f8e5m2fnuz": "float8_e5m2fnuz",
 }
+LONG_NAMES = {np.dtype(code).name: name for name, code in NUMPY_NAMES.items()}  # as numpy and torch call them
+LONG_NAMES |= {long: name for name, long in ML_NAMES.items()}
 ITEMSIZE = {
     **{name: int(code[2:]) for name, code in NUMPY_NAMES.items()},
     **{name: 2 if name == "bf16" else 1 for name in ML_NAMES},

@@ -154,18 +154,23 @@ def _bad_at(at: Json, site: Site) -> FormatError:
     return FormatError(f"{site}: 'at' {at!r} is not [file number, offset, bytes]; write three whole numbers")
 
 
-def tensor_bytes(site: Site, dtype: str, shape: Iterable[Any]) -> int:
-    """Bytes of a tensor, refusing what numpy could not address even when a zero dimension makes it empty."""
-    size, addressed, dims = ITEMSIZE[dtype], ITEMSIZE[dtype], 0
+def tensor_bytes(place: object, dtype: str, shape: Iterable[Any]) -> int:
+    """Bytes of a tensor of a plain dtype; `place` is what an error calls it."""
+    return count_elements(place, shape, ITEMSIZE[dtype]) * ITEMSIZE[dtype]
+
+
+def count_elements(place: object, shape: Iterable[Any], itemsize: int = 8) -> int:
+    """Elements of a shape, refusing what numpy could not address even when a zero dimension makes it empty."""
+    count, addressed, dims = 1, itemsize, 0
     for dim in shape:
         if type(dim) is not int or dim < 0:
-            raise FormatError(f"{site}: dimension {dim!r} of shape {shape} is not a whole number from 0; correct it")
-        size *= dim
+            raise FormatError(f"{place}: dimension {dim!r} of shape {shape} is not a whole number from 0; correct it")
+        count *= dim
         addressed *= dim or 1
         dims += 1
     if addressed > MAX_INDEX or dims > MAX_DIMS:
-        raise FormatError(f"{site}: shape {shape} is beyond {MAX_DIMS} dimensions or 2**63 bytes; correct the line")
-    return size
+        raise FormatError(f"{place}: shape {shape} is beyond {MAX_DIMS} dimensions or 2**63 bytes; write it again")
+    return count
 
 
 def encode_line(site: Site, dtype: str | None, shape: Iterable[int] | None, at: At | None, details: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterable
 from fnmatch import fnmatchcase
 from operator import index
 from typing import Any, NamedTuple
@@ -106,9 +107,19 @@ def in_words(site: Site) -> str:
     """A site for people."""
     place = site.name or "the model"
     port = "" if site.port in ("out", "weight") else f":{site.port}"
-    told = (("step", site.step), ("call", site.call), ("sample", site.sample))
-    where = ", ".join(f"{word} {number}" for word, number in told if number or (word == "sample" and number == 0))
+    numbers = (("step", site.step), ("call", site.call), ("sample", site.sample))
+    where = ", ".join(f"{word} {number}" for word, number in numbers if number or (word == "sample" and number == 0))
     return f"{site.phase} {place}{port}" + (f" ({where})" if where else "")
+
+
+def first_repeated(values: Iterable[Hashable]) -> tuple[int, int] | None:
+    """Where the first two of some values stand that are equal, counted from 0; None where all differ."""
+    seen: dict[Hashable, int] = {}
+    for number, value in enumerate(values):
+        first = seen.setdefault(value, number)
+        if first != number:
+            return first, number
+    return None
 
 
 def is_inside(name: str, part: str) -> bool:
@@ -118,5 +129,5 @@ def is_inside(name: str, part: str) -> bool:
 
 def fits_glob(site: Site, glob: str) -> bool:
     """Whether a glob means a site: its name, its name and port, or its phase before either."""
-    told = (site.name, f"{site.name}.{site.port}", f"{site.phase} {site.name}", f"{site.phase} {site.name}.{site.port}")
-    return site.phase == glob or any(fnmatchcase(text, glob) for text in told)
+    said = (site.name, f"{site.name}.{site.port}", f"{site.phase} {site.name}", f"{site.phase} {site.name}.{site.port}")
+    return site.phase == glob or any(fnmatchcase(text, glob) for text in said)

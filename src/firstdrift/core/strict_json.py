@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import FormatError
-from .sites import shown
+from .sites import first_repeated, shown
 
 Json = Any  # what json.loads returns
 
@@ -32,12 +32,8 @@ def without_repetition(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     said = dict(pairs)
     if len(said) == len(pairs):
         return said
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            break
-        seen.add(key)
-    raise ValueError(f"the key {shown(key)!r} is there twice")
+    _, again = first_repeated(key for key, _ in pairs) or (0, 0)
+    raise ValueError(f"the key {shown(pairs[again][0])!r} is there twice")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_repetition)

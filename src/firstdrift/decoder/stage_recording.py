@@ -19,7 +19,7 @@ from ..core.stages import EXECUTION_RANK, INDEX_PAYLOAD, INPUT, PRODUCERS, WHOLE
 from ..core.strict_json import Json
 from ..errors import FirstdriftError, TraceExistsError, storage
 from ..store.background import BackgroundQueue
-from ..store.directory import forget, is_trace
+from ..store.files import forget, is_trace
 from ..store.writer import QUEUE_BYTES, Writer
 from .decoder_settings import DecoderConfig
 from .stage_operations import operation_of

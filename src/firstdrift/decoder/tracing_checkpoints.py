@@ -16,7 +16,7 @@ from ..core.bars import Bar, no_bar
 from ..core.stages import STAGES, WHOLE_MODEL, SavePlan
 from ..core.strict_json import Json
 from ..errors import CaptureError, FirstdriftError, StageError
-from ..store.directory import exists, is_trace
+from ..store.files import exists, is_trace
 from .config_json import to_config
 from .decoder_config import config_of
 from .decoder_settings import DecoderConfig

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import gc
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from ..core.records import Record
+import numpy as np
+
+from ..core.records import Record, parse_record
 from ..core.regular import open_regular, read_regular
-from ..core.sites import Site
-from ..core.strict_json import Json
+from ..core.sites import first_repeated
+from ..core.strict_json import Json, decode_object
 from ..core.traces import Trace
-from ..errors import FormatError, storage
-from .index import IndexReader
-from .layout import HEADER, INDEX, MAX_HEADER, data_file, parse_header, rank_directories
+from ..errors import FormatError, SiteError, storage
+from .layout import HEADER, INDEX, MAX_HEADER, MAX_LINE, data_file, parse_header, rank_directories
 from .lock import is_held
 
 NAME = "trace"
-VERIFY_CHUNK = 4 << 20
 
 
 def recognise(path: Path) -> bool:
@@ -47,15 +47,14 @@ def read(path: Path) -> Trace:
 
 def verify(trace: Trace, advance: Callable[[int], None] = lambda nbytes: None) -> list[str]:
     """Compare every checksum in the index with the bytes it stands for; one sentence for each that differs."""
+    from ..kernels.checksums import crc32  # here, because few traces carry any
+
     problems = []
     for record in trace.records:
         expected = record.details.get("crc32")
         if expected is None or record.at is None:
             continue
-        data = memoryview(trace.array(record).reshape(-1).view("u1")).cast("B") if record.nbytes else memoryview(b"")
-        crc = 0
-        for start in range(0, len(data), VERIFY_CHUNK):
-            crc = zlib.crc32(data[start : start + VERIFY_CHUNK], crc)
+        crc = crc32(np.ascontiguousarray(trace.array(record)))
         if crc != expected:
             problems.append(f"{record.site}: its bytes have crc32 {crc}, the index says {expected}; they were damaged")
         advance(record.nbytes)
@@ -98,32 +97,50 @@ def _read_index(path: Path, problems: list[str]) -> tuple[list[Record], bool]:
         problems.append(f"{INDEX} is missing: the writer stopped before its first tensor")
         return [], False
     with open_regular(file) as stream:
-        reader = IndexReader(stream, file)
-        lines = list(reader)
-        alive = reader.end is None and is_held(stream.fileno())
-    if len({record.site for record in lines}) < len(lines):
-        raise _duplicate(lines, file)
-    if reader.torn:
-        problems.append(f"{INDEX}, line {reader.torn} is torn: the writer was stopped while writing it")
-    if reader.end is None:
+        lines, counted, torn = _parse_index(stream, file)
+        alive = counted is None and is_held(stream.fileno())
+    if (same := first_repeated(record.site for record in lines)) is not None:
+        first, second = same
+        raise FormatError(
+            f"{file}, lines {first + 1} and {second + 1}: both are {lines[first].site}; give one its own call, sample "
+            "or step"
+        )
+    if torn:
+        problems.append(f"{INDEX}, line {torn} is torn: the writer was stopped while writing it")
+    if counted is None:
         what = "its writer is still running" if alive else "the writer was stopped before it closed the trace"
         problems.append(f"{INDEX} has no end line: {what}; sites there: {len(lines)}")
-    elif reader.end != len(lines):
-        problems.append(
-            f"{INDEX} has {len(lines)} lines but its end line counts {reader.end}; lines were lost or added"
-        )
-    return lines, reader.end is not None
+    elif counted != len(lines):
+        problems.append(f"{INDEX} has {len(lines)} lines but its end line counts {counted}; lines were lost or added")
+    return lines, counted is not None
 
 
-def _duplicate(lines: list[Record], file: Path) -> FormatError:
-    seen: dict[Site, int] = {}
-    for number, record in enumerate(lines, 1):
-        first = seen.setdefault(record.site, number)
-        if first != number:
-            break
-    return FormatError(
-        f"{file}, lines {first} and {number}: both are {record.site}; give one its own call, sample or step"
-    )
+def _parse_index(stream: BinaryIO, file: Path) -> tuple[list[Record], int | None, int | None]:
+    """The records of an index, what its end line counts, and the number of its last line if that was cut short."""
+    records: list[Record] = []
+    end = None
+    for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE + 1), b""), 1):
+        if len(raw) > MAX_LINE:
+            raise FormatError(f"{file}: has a line longer than {MAX_LINE} bytes; this is not an index")
+        try:
+            line = decode_object(raw.decode("utf-8"))
+        except (FormatError, UnicodeDecodeError) as error:
+            if not raw.endswith(b"\n"):
+                return records, end, number
+            why = error if isinstance(error, FormatError) else f"it is not UTF-8 ({error.reason})"
+            raise FormatError(f"{file}, line {number}: {why}; restore the file, or record the trace again") from None
+        try:
+            if end is not None:
+                raise FormatError("it follows the end line; two runs were written into one trace")
+            if "end" not in line:
+                records.append(parse_record(line))
+                continue
+            end = line["end"]
+            if type(end) is not int or end < 0:
+                raise FormatError(f"the end line counts {end!r}; it must count the lines before it")
+        except (FormatError, SiteError) as error:
+            raise FormatError(f"{file}, line {number}: {error}") from None
+    return records, end, None
 
 
 def _check_bytes(path: Path, lines: list[Record], problems: list[str]) -> list[Record]:

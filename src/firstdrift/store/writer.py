@@ -6,8 +6,9 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from ..core.strict_json import Json, encode
 from ..core.traces import Array
 from ..errors import FirstdriftError, SiteError, StorageError, storage
 from .background import BackgroundQueue
-from .directory import exists, forget, is_trace, open_files, stale_ranks
+from .files import exists, forget, is_trace, open_files, stale_ranks
 from .layout import HEADER, INDEX, MAX_RANKS, new_header, rank_directory
 
 QUEUE_BYTES = 32 << 20  # what background writing holds, and the most that a killed process loses
@@ -117,20 +118,7 @@ class Writer:
         stored = _stored(array, name)
         site = _site(step, phase, name, port, call, sample)
         tail = _tail(details, site)
-        if self._queue is None:
-            with self._lock:
-                self._claim(site)
-                self._write(site, stored, _plain_bytes(array), tail)
-            return stored
-        weight = self._queue.reserve(array.nbytes)
-        try:
-            with self._lock:
-                self._claim(site)
-            copy = array.copy(order="C") if array.dtype.byteorder != ">" else _plain_bytes(array)
-        except BaseException:
-            self._queue.release(weight)
-            raise
-        self._queue.submit(lambda: self._write(site, stored, copy, tail), weight)
+        self._submit(site, array.nbytes, lambda: partial(self._write, site, stored, self._held(array), tail))
         return stored
 
     def put_again(
@@ -149,7 +137,7 @@ class Writer:
         site = _site(step, phase, name, port, call, sample)
         tail = _tail(details, site)
         # Made only when its turn comes: a queue may not have placed the bytes yet.
-        self._put_line(site, len(tail), lambda: _line_of(site, stored, tail))
+        self._put_line(site, len(tail), partial(_line_of, site, stored, tail))
 
     def store(self, array: Any, place: str, over: Stored | None = None) -> Stored:
         """Store a tensor for a later `put_again`, or over one that no line names yet, such as a growing gradient."""
@@ -157,32 +145,20 @@ class Writer:
         stored = _stored(array, place)
         if self._queue is not None:
             raise SiteError(f"{place}: a writer with a background queue cannot store ahead; open it without one")
-        with self._lock:
-            if self._closed:
-                raise SiteError(f"{self.path}: {place} was stored after the trace was closed; store it before")
-            self._check_usable()
-            try:
-                data = _bytes_of(_plain_bytes(array))
-                if over is not None and over.at is not None and over.at[2] == data.nbytes:
-                    stored.at = over.at
-                    self._files.rewrite(over.at, data)
-                else:
-                    stored.at = self._files.append(data)
-                stored.crc32 = zlib.crc32(data) if self._checksum else None
-            except BaseException as error:
-                raise self._failed(error, place) from error
+        with self._lock, self._writing(place, still_open=f"{place} was stored"):
+            data = _bytes_of(_plain_bytes(array))
+            if over is not None and over.at is not None and over.at[2] == data.nbytes:
+                stored.at = over.at
+                self._files.rewrite(over.at, data)
+            else:
+                stored.at = self._files.append(data)
+            stored.crc32 = zlib.crc32(data) if self._checksum else None
         return stored
 
     def append_program(self, text: str) -> None:
         """Add lines to program.jsonl; docs/trace-format.md specifies them."""
-        with self._lock:
-            if self._closed:
-                raise SiteError(f"{self.path}: its program was written after the trace was closed; write it before")
-            self._check_usable()
-            try:
-                self._files.append_program(text.encode())
-            except BaseException as error:
-                raise self._failed(error, "its program") from error
+        with self._lock, self._writing("its program", still_open="its program was written"):
+            self._files.append_program(text.encode())
 
     def describe(self, **header: Json) -> None:
         """Add keys to trace.json that became known after the start."""
@@ -253,19 +229,29 @@ class Writer:
             self.abort()
 
     def _put_line(self, site: Site, size: int, line: Callable[[], str]) -> None:
+        self._submit(site, size, lambda: partial(self._write_line, line))
+
+    def _submit(self, site: Site, size: int, prepare: Callable[[], Callable[[], None]]) -> None:
+        """Claim a site and do what `prepare` returns: now, or in the background once there is room for `size` bytes."""
         if self._queue is None:
             with self._lock:
                 self._claim(site)
-                self._write_line(line())
+                prepare()()
             return
         weight = self._queue.reserve(size)
         try:
             with self._lock:
                 self._claim(site)
+            job = prepare()
         except BaseException:
             self._queue.release(weight)
             raise
-        self._queue.submit(lambda: self._write_line(line()), weight)
+        self._queue.submit(job, weight)
+
+    def _held(self, array: Array) -> Array:
+        """The array as it is written, in memory of its own where that is done later."""
+        plain = _plain_bytes(array)
+        return plain.copy() if self._queue is not None and plain is array else plain
 
     def _claim(self, site: Site) -> None:
         """A site may be put once. Hashes are kept, not sites: 100,000 tensors cost 8 MiB."""
@@ -278,35 +264,33 @@ class Writer:
         self._seen.add(key)
 
     def _write(self, site: Site, stored: Stored, array: Array, tail: str) -> None:
-        self._check_usable()
-        try:
+        with self._writing(str(site)):
             data = _bytes_of(array)
             stored.at = self._files.append(data)
             stored.crc32 = zlib.crc32(data) if self._checksum else None
             self._files.append_line((_line_of(site, stored, tail) + "\n").encode())
-        except BaseException as error:
-            raise self._failed(error, str(site)) from error
         self._lines += 1
 
-    def _write_line(self, line: str) -> None:
-        self._check_usable()
-        try:
-            self._files.append_line((line + "\n").encode())
-        except BaseException as error:
-            raise self._failed(error, "its index") from error
+    def _write_line(self, line: Callable[[], str]) -> None:
+        with self._writing("its index"):
+            self._files.append_line((line() + "\n").encode())
         self._lines += 1
 
-    def _failed(self, error: BaseException, what: str) -> BaseException:
+    @contextmanager
+    def _writing(self, what: str, still_open: str = "") -> Iterator[None]:
         """After a failed write nothing may follow and no end line: a gap in the trace would be silent."""
-        if isinstance(error, OSError):
-            why = error.strerror or error
-            error = StorageError(f"{self.path}: cannot write {what} ({why}); {_FREE_SPACE}")
-        self._broken = error
-        return error
-
-    def _check_usable(self) -> None:
+        if still_open and self._closed:
+            raise SiteError(f"{self.path}: {still_open} after the trace was closed; do it before")
         if self._broken is not None:
             raise self._broken
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            if isinstance(error, OSError):
+                why = error.strerror or error
+                self._broken = StorageError(f"{self.path}: cannot write {what} ({why}); {_FREE_SPACE}")
+            raise self._broken from error
 
     def _finish(self, *, end: bool) -> None:
         with self._lock:
@@ -318,8 +302,7 @@ class Writer:
             if self._queue is not None:
                 self._queue.close()
             if end:
-                self._check_usable()
-                self._write_line(encode({"end": self._lines}))
+                self._write_line(lambda: encode({"end": self._lines}))
         finally:
             self._files.close()
 

@@ -16,16 +16,14 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.dtypes import ITEMSIZE
+from ..core.dtypes import ITEMSIZE, dtype_name
 from ..core.mapped import Bytes, MappedFile
 from ..core.sites import shown
 from ..core.strict_json import Json
 from ..errors import FormatError, SelectionError
 
 Array = NDArray[np.generic]
-MAX_DIMS = 64
 _DIGITS = re.compile(r"([0-9]+)")
-MAX_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,16 @@ class Entry:
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+
+def entry_of(name: str, array: Array) -> Entry:
+    """The entry of a plain array."""
+    dtype = dtype_name(array.dtype)
+    if dtype is None:
+        raise FormatError(
+            f"tensor {shown(name)!r}: dtype {array.dtype} is not one of {', '.join(ITEMSIZE)}; convert it"
+        )
+    return Entry(name, dtype, array.shape, array.nbytes)
 
 
 class Checkpoint:
@@ -93,8 +101,7 @@ class Checkpoint:
         found = self.entries.get(self.aliases.get(name, name))
         if found is None:
             raise SelectionError(
-                f"{self.path}: holds no tensor {shown(name)!r}; `firstdrift weights inspect` lists the {len(self)} "
-                "there are"
+                f"{self.path}: holds no tensor {shown(name)!r}; `firstdrift weights inspect` lists them"
             )
         return found
 
@@ -164,18 +171,15 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
-def plain_bytes(place: str, dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor of a plain dtype, refusing what no machine could address."""
-    return count_elements(place, shape, ITEMSIZE[dtype]) * ITEMSIZE[dtype]
-
-
-def count_elements(place: str, shape: Sequence[int], itemsize: int = 8) -> int:
-    """Elements of a shape; a zero dimension makes it empty but does not excuse the others."""
-    if len(shape) > MAX_DIMS or any(type(dim) is not int or dim < 0 for dim in shape):
-        raise FormatError(f"{place}: shape {list(shape)} is impossible; export it again")
-    if prod(dim or 1 for dim in shape) * itemsize > MAX_BYTES:
-        raise FormatError(f"{place}: shape {list(shape)} is beyond 2**63 bytes; export it again")
-    return prod(shape)
+def overlap(tensors: Iterable[tuple[Entry, int]]) -> str | None:
+    """What is wrong with tensors whose bytes begin at these offsets where one lies upon another."""
+    end, before = 0, ""
+    for entry, offset in sorted(tensors, key=lambda item: item[1]):
+        if entry.nbytes and offset < end:
+            return f"{shown(entry.name)!r} lies upon {shown(before)!r}; export it again"
+        if entry.nbytes:
+            end, before = offset + entry.nbytes, entry.name
+    return None
 
 
 def joined(
@@ -192,9 +196,7 @@ def joined(
     for part in parts:
         for name in part.entries:
             if name in owner:
-                raise FormatError(
-                    f"{owner[name].path} and {part.path.name}: both hold {shown(name)!r}; fetch them again"
-                )
+                raise FormatError(f"{owner[name].path} and {part.path.name}: both hold {shown(name)!r}; fetch both")
             owner[name] = part
     return Checkpoint(
         path,

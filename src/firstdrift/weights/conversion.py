@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import cast
 
 from ..core.bars import Bar, no_bar
 from ..core.dtypes import ITEMSIZE
-from ..core.mapped import Bytes
 from ..errors import FormatError, TraceExistsError
-from .checkpoint import Checkpoint, Entry
+from .checkpoint import Array, Checkpoint, Entry
 from .dtype_rounding import Rounding
 from .formats.hf_directory import FORMAT as HF
 from .formats.hf_directory import Companions, own_companions, weights_path, write_companions
@@ -42,9 +42,7 @@ def convert(
         raise FormatError(f"{target}: its name does not tell the format; add --format {', '.join((*WRITERS, HF))}")
     with open_checkpoint(source) as checkpoint:
         if not checkpoint.entries:
-            raise FormatError(
-                f"{checkpoint.path}: holds no tensors ({'; '.join(checkpoint.notes)}); nothing to convert"
-            )
+            raise FormatError(f"{checkpoint.path}: holds no tensors; nothing to convert")
         beside = companions(checkpoint) if chosen == HF else None
         file, written = (target, chosen)
         if beside is not None:
@@ -83,23 +81,16 @@ def _check_target(checkpoint: Checkpoint, target: Path, file: Path, overwrite: b
 
 def _tensor(checkpoint: Checkpoint, entry: Entry, held: tuple[str, ...], format: str, dtype: str | None) -> Tensor:
     """A tensor as it is, its blocks included where the other format has the same; else its numbers."""
-    name = entry.name
-    if not entry.quantized:
-        return Tensor(entry, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
-    if dtype is None and entry.dtype in held and _whole_rows(entry, format) and checkpoint.blocks(name) is not None:
-        return Tensor(entry, lambda: (_blocks(checkpoint, name), Rounding()), entry.dtype)
-    numbers = Entry(name, "f32", entry.shape, 4 * entry.size)
-    return Tensor(numbers, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
+    name, blocks = entry.name, None
+    if entry.quantized and dtype is None and entry.dtype in held and _fits_rows(entry, format):
+        blocks = checkpoint.blocks(name)
+    if blocks is not None:
+        return Tensor(name, entry, lambda: (cast(Array, checkpoint.blocks(name)), Rounding()), entry.dtype)
+    kept = Entry(name, "f32", entry.shape, 4 * entry.size) if entry.quantized else entry
+    return Tensor(name, kept, lambda: (checkpoint.array(name), Rounding()), entry.dtype)
 
 
-def _whole_rows(entry: Entry, format: str) -> bool:
+def _fits_rows(entry: Entry, format: str) -> bool:
     """Whether a format can hold the blocks: GGUF has no padding, every row is a whole number of them."""
-    if format != "gguf" or entry.dtype not in GEOMETRY or not entry.shape:
-        return True
-    return entry.shape[-1] % GEOMETRY[entry.dtype][0] == 0
-
-
-def _blocks(checkpoint: Checkpoint, name: str) -> Bytes:
-    data = checkpoint.blocks(name)
-    assert data is not None  # it was there when the tensor was announced
-    return data
+    whole = entry.dtype not in GEOMETRY or not entry.shape or entry.shape[-1] % GEOMETRY[entry.dtype][0] == 0
+    return format != "gguf" or whole

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from os import PathLike
 
 import numpy as np
 
+from ..core.arrays import wide
 from ..core.dtypes import dtype_name, roundoff
 from ..core.sites import Site
 from ..errors import FormatError
@@ -25,7 +25,6 @@ from ..pair.mapping.quoting import comment
 from .checkpoint import Array, Checkpoint, in_natural_order
 from .dtype_rounding import FLOATS, as_dtype
 from .loading.map_lines import TURNED, CheckpointDifference, MapLine, TensorDifference, map_line, map_text, same_bits
-from .open_checkpoint import open_checkpoint
 from .relocated import constant, elsewhere, other_layout, tied_to
 
 LAYOUTS = weight_layouts.HYPOTHESES
@@ -45,15 +44,6 @@ class _Sides:
 
 
 @np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
-def diff_checkpoints(
-    reference: str | PathLike[str], candidate: str | PathLike[str],
-    advance: Callable[[int], None] = lambda nbytes: None,
-) -> CheckpointDifference:  # fmt: skip
-    """Compare two checkpoints in any formats by their tensors' names, numbers and layouts."""
-    with open_checkpoint(reference) as of_reference, open_checkpoint(candidate) as of_candidate:
-        return compare(of_reference, of_candidate, advance)
-
-
 def compare(
     reference: Checkpoint, candidate: Checkpoint, advance: Callable[[int], None] = lambda nbytes: None
 ) -> CheckpointDifference:
@@ -63,16 +53,15 @@ def compare(
     suspects = []
     for name in reference.entries:
         if name in candidate:
-            one = _compared(sides, name)
-            found[name] = one
-            suspects += [name] if one.verdict == "drift" else []
+            found[name] = _compared(sides, name)
+            suspects += [name] if found[name].verdict == "drift" else []
             advance(reference.entry(name).nbytes)
     for name in suspects:
         found[name] = _explained(sides, name, found[name])
     reference_only = [name for name in reference.entries if name not in found]
     candidate_only = [name for name in candidate.entries if name not in reference]
-    for one in elsewhere(reference, candidate, reference_only, candidate_only):
-        found[one.name] = one
+    for moved in elsewhere(reference, candidate, reference_only, candidate_only):
+        found[moved.name] = moved
     explained = {other for difference in found.values() if difference.verdict == "moved" for other in difference.others}
     twins = {name: twin for name in candidate_only if name not in explained and (twin := tied_to(candidate, name))}
     left = tuple(in_natural_order(name for name in candidate_only if name not in explained and name not in twins))
@@ -117,10 +106,10 @@ def _nan_on_both(a: Array, b: Array) -> str | None:
     """What is no number on either side, where the rest is the same: nobody knows what it should be."""
     if dtype_name(a.dtype) not in FLOATS or dtype_name(b.dtype) not in FLOATS:
         return None
-    reference, candidate = np.isnan(_wide(a)), np.isnan(_wide(b))
+    reference, candidate = np.isnan(wide(a)), np.isnan(wide(b))
     if not reference.any() or not np.array_equal(reference, candidate):
         return None
-    rest = np.array_equal(_wide(a)[~reference], _wide(b)[~reference])
+    rest = np.array_equal(wide(a)[~reference], wide(b)[~reference])
     return f"{int(reference.sum())} of {a.size} elements are NaN on both sides" if rest else None
 
 
@@ -194,16 +183,12 @@ def _axes_exchanged(a: Array, b: Array) -> tuple[int, ...] | None:
 
 
 def _cause(name: str, a: Array, b: Array, table: Sequence[Hypothesis]) -> Cause | None:
-    if a.dtype.kind in "iub" or not (np.isfinite(_wide(a)).all() and np.isfinite(_wide(b)).all()):
+    if a.dtype.kind in "iubc" or not (np.isfinite(wide(a)).all() and np.isfinite(wide(b)).all()):
         return None
     module, _, port = name.rpartition(".")
     coarser = roundoff(dtype_name(a.dtype), dtype_name(b.dtype)) if a.dtype != b.dtype else 0.0
-    found = explain(Evidence(Site(0, "weight", module, port), _wide(a), _wide(b), coarser), table)
+    found = explain(Evidence(Site(0, "weight", module, port), wide(a), wide(b), coarser), table)
     return None if found.label == "unknown" or not found.confidence else found
-
-
-def _wide(array: Array) -> Array:
-    return np.asarray(array, np.float64)
 
 
 HEAD = """# {reference} for a model whose tensors are called as in {candidate}, found by their numbers.
@@ -229,8 +214,8 @@ def _tied(lines: Mapping[str, MapLine], twins: Mapping[str, str]) -> list[MapLin
         whole = [line for line in found if own in line.targets and not {"split", "join"} & dict(line.options).keys()]
         if whole:
             options = {**dict(whole[0].options), "tie": True}
-            one = replace(whole[0], targets=(*whole[0].targets, further), options=tuple(options.items()))
-            found[found.index(whole[0])] = one
+            tied = replace(whole[0], targets=(*whole[0].targets, further), options=tuple(options.items()))
+            found[found.index(whole[0])] = tied
         elif not any(own in line.targets for line in found):
             found.append(map_line(twin, (twin, name), (("tie", True),)))
     return found

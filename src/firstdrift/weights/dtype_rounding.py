@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.arrays import as_float32
 from ..core.dtypes import ML_NAMES, dtype_name, numpy_dtype
 from ..errors import FormatError
 from .checkpoint import Array
@@ -47,10 +48,7 @@ def _converted(array: Array, dtype: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         if array.dtype == np.float64 and dtype in ML_NAMES:
             array = _to_odd(array)  # these are reached through float32, and two roundings are not one
-        if array.dtype.name == "bfloat16" and dtype == "f32":
-            bits = array.view(np.uint16).astype(np.uint32)
-            return np.left_shift(bits, 16).view(np.float32)  # keeps what a NaN carries
-        return array.astype(target)
+        return as_float32(array) if dtype == "f32" else array.astype(target)
 
 
 def _to_odd(array: Array) -> Array:

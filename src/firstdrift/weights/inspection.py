@@ -159,24 +159,26 @@ def _alike(squares: Floats, count: int, fourth: float) -> bool:
 
 
 def _normal(spread: float, fan_in: int, fan_out: int, size: int) -> str | None:
-    known = {f"normal, std {value:g}": value for value in FIXED_SPREADS} | {
-        "normal, std 1/sqrt(fan_in)": 1 / sqrt(fan_in),
-        "normal, std sqrt(2/fan_in)": sqrt(2 / fan_in),
-        "normal, std sqrt(2/(fan_in+fan_out))": sqrt(2 / (fan_in + fan_out)),
+    known = {f"{value:g}": value for value in FIXED_SPREADS} | {
+        "1/sqrt(fan_in)": 1 / sqrt(fan_in),
+        "sqrt(2/fan_in)": sqrt(2 / fan_in),
+        "sqrt(2/(fan_in+fan_out))": sqrt(2 / (fan_in + fan_out)),
     }
     allowed = SIGMAS / sqrt(2 * size) + 2.0**-10  # the latter for what rounding to half precision does to a spread
-    return next((name for name, value in known.items() if abs(spread / value - 1) < allowed), None)
+    return next((f"normal, std {name}" for name, value in known.items() if abs(spread / value - 1) < allowed), None)
 
 
 def _uniform(bound: float, fan_in: int, fan_out: int, size: int) -> str | None:
     """The largest of many uniform numbers lies just below the bound, and never above it."""
     known = {
-        "uniform within 1/sqrt(fan_in)": 1 / sqrt(fan_in),
-        "uniform within sqrt(6/fan_in)": sqrt(6 / fan_in),
-        "uniform within sqrt(6/(fan_in+fan_out))": sqrt(6 / (fan_in + fan_out)),
+        "1/sqrt(fan_in)": 1 / sqrt(fan_in),
+        "sqrt(6/fan_in)": sqrt(6 / fan_in),
+        "sqrt(6/(fan_in+fan_out))": sqrt(6 / (fan_in + fan_out)),
     }
-    gap = SIGMAS * log(10) / size  # chance of a wider one: 10**-5
-    return next((name for name, value in known.items() if -gap - 2.0**-8 < bound / value - 1 < 2.0**-8), None)
+    lowest = -SIGMAS * log(10) / size - 2.0**-8  # chance of a wider gap below the bound: 10**-5
+    return next(
+        (f"uniform within {name}" for name, value in known.items() if lowest < bound / value - 1 < 2.0**-8), None
+    )
 
 
 def _moments(matrix: Array, mean: float, std: float) -> _Moments:

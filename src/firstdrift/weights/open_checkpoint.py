@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 
 from ..aprt import MAGIC as STAGE
 from ..core.regular import read_regular
+from ..core.sites import shown
 from ..core.strict_json import Json
-from ..errors import FormatError, storage
-from ..store.formats.border import without_raising
+from ..errors import FormatError, storage, without_raising
 from ..store.formats.native_format import recognise as is_trace
-from ..store.formats.safetensors_trace import carries_trace
-from .checkpoint import Checkpoint
-from .formats.hf_directory import weights_file
-from .formats.safetensors_weights import MAX_INDEX_BYTES, is_index, open_safetensors, open_sharded, weight_map
+from ..store.formats.safetensors_trace import INDEX_SUFFIX, carries_trace, weight_map
+from .checkpoint import Checkpoint, joined
+from .formats.hf_directory import open_directory, weights_file
+from .json_file import read_json_object
 
 KNOWN = "safetensors (or its index), APR v2, GGUF, npz, PyTorch, or a Hugging Face directory"
-ZIP = b"PK\x03\x04"
-EMPTY_ZIP = b"PK\x05\x06"
+MAX_INDEX_BYTES = 64 << 20
+OPENERS = {  # imported when a file asks for them
+    "apr": "formats.apr.open_apr",
+    "gguf": "formats.gguf_file.open_gguf",
+    "npz": "formats.npz_weights.open_npz",
+    "safetensors": "formats.safetensors_weights.open_safetensors",
+    "torch": "formats.torch_weights.open_torch",
+}
 
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
@@ -26,95 +33,90 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     path = Path(path)
     with storage(path, "read the checkpoint", "check that it exists and that you may read it"):
         path.stat()
-        if path.is_dir():
-            return _open_directory(path)
-        start = read_regular(path, 16)
-    return open_file(path, start)
+        if not path.is_dir():
+            start = read_regular(path, 16)
+            kind = _kind(path, start)
+            return _open_index(path) if kind == "index" else _open_as(kind, path, start)
+        if is_trace(path):  # whose data are no pickles, whatever their suffix
+            other = "firstdrift diff compares two traces, firstdrift export --phase weight writes the weights of one"
+            raise FormatError(f"{path}: is a trace, and no checkpoint; {other}")
+        return open_directory(path, open_checkpoint)
 
 
-def open_file(path: Path, start: bytes) -> Checkpoint:
-    """Open one file by what its first bytes say."""
+def _kind(path: Path, start: bytes) -> str | None:
+    """What a file is by its first bytes, and by its name where those say nothing."""
     if start[:4] == STAGE:
-        raise FormatError(f"{path}: is an APRT stage file, and no checkpoint; firstdrift diff --values compares two")
+        return "stage"
     if start[:3] == b"APR":
-        from .formats.apr import open_apr
-
-        return open_apr(path)
+        return "apr"
     if start[:4] == b"GGUF":
-        from .formats.gguf_file import open_gguf
+        return "gguf"
+    if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):  # a zip archive, which may be empty
+        from .formats.torch_weights import holds_pickle
 
-        return open_gguf(path)
-    if start[:4] in (ZIP, EMPTY_ZIP):
-        return _open_zip(path)
+        return "torch" if holds_pickle(path) else "npz"
     if start[:1] == b"{":
-        return _open_json(path)
+        return "index"
     if (len(start) >= 9 and start[8:9] == b"{") or path.suffix == ".safetensors":
-        return open_safetensors(path)
-    if start[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".bin"):
-        from .formats.torch_weights import open_torch
-
-        return open_torch(path)
-    raise FormatError(f"{path}: starts with {start[:8]!r}, which no known checkpoint does; give {KNOWN}")
+        return "safetensors"
+    return "torch" if start[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".bin") else None
 
 
-def read_index(path: Path) -> dict[str, Json]:
-    """What a JSON file says, which may be an index of shards."""
-    from .json_file import read_json_object
-
-    return read_json_object(path, MAX_INDEX_BYTES)
-
-
-def _open_directory(path: Path) -> Checkpoint:
-    from .formats.hf_directory import open_directory
-
-    if is_trace(path):  # whose data are no pickles, whatever their suffix
-        raise FormatError(
-            f"{path}: is a trace, and no checkpoint; firstdrift diff compares two traces, and firstdrift export "
-            "--phase weight writes the weights of one"
-        )
-    return open_directory(path)
+def _open_as(kind: str | None, path: Path, start: bytes = b"") -> Checkpoint:
+    if kind == "stage":
+        raise FormatError(f"{path}: is an APRT stage file, and no checkpoint; firstdrift diff --values compares two")
+    if kind is None:
+        raise FormatError(f"{path}: starts with {start[:8]!r}, which no known checkpoint does; give {KNOWN}")
+    module, name = OPENERS[kind].rsplit(".", 1)
+    try:
+        opener = getattr(import_module(f".{module}", __package__), name)
+    except ModuleNotFoundError as error:
+        raise FormatError(f"{path}: {kind} needs {error.name}; pip install 'firstdrift[{kind}]'") from None
+    opened: Checkpoint = opener(path)
+    return opened
 
 
-def _open_zip(path: Path) -> Checkpoint:
-    """PyTorch and numpy both make zip archives; PyTorch's hold a pickle, which numpy's never do."""
-    from .formats.torch_weights import holds_pickle, open_torch
-
-    if holds_pickle(path):
-        return open_torch(path)
-    from .formats.npz_weights import open_npz
-
-    return open_npz(path)
-
-
-def _open_json(path: Path) -> Checkpoint:
-    if is_index(path):
-        return open_sharded(path)
-    about = read_index(path)
+def _open_index(path: Path) -> Checkpoint:
+    about = read_json_object(path, MAX_INDEX_BYTES)
     if "weight_map" in about and "shards" in about:
         from .formats.apr import open_manifest
 
-        return open_manifest(path)
-    if "weight_map" in about:
-        from .formats.torch_weights import open_torch_index
+        return open_manifest(path, about)
+    if "weight_map" not in about and not path.name.endswith(INDEX_SUFFIX):
+        raise FormatError(f"{path}: is JSON but no index of shards (it has no 'weight_map'); give {KNOWN}")
+    return _open_shards(path, about)
 
-        if any(name.endswith(".bin") for name in weight_map(about, path).values()):
-            return open_torch_index(path)
-        return open_sharded(path)
-    raise FormatError(f"{path}: is JSON but no index of shards (it has no 'weight_map'); give {KNOWN}")
+
+def _open_shards(index: Path, about: dict[str, Json]) -> Checkpoint:
+    """Open the shards of an index: every tensor in the shard the index says, and in no other."""
+    shard_of = weight_map(about, index)
+    names = list(dict.fromkeys(shard_of.values()))
+    kind = "torch" if any(name.endswith(".bin") for name in names) else "safetensors"
+    parts = {name: _open_as(kind, index.parent / name) for name in names}
+    metadata: dict[str, Json] = {}
+    for part in parts.values():
+        metadata |= part.metadata
+    if kind == "safetensors" and isinstance(about.get("metadata"), dict):
+        metadata |= about["metadata"]
+    whole = joined(index, "pt" if kind == "torch" else "safetensors-sharded", list(parts.values()), metadata)
+    for key, name in shard_of.items():
+        if key not in parts[name]:
+            raise FormatError(f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch both again")
+    for key in whole.entries:
+        if key not in shard_of:
+            raise FormatError(f"{index}: does not list {shown(key)!r}, which a shard holds; fetch the shards again")
+    return whole
 
 
 @without_raising
 def is_checkpoint(path: Path) -> bool:
     """Whether `open_checkpoint` is for it. An npz is a trace here: nothing tells one from the other."""
     if path.is_dir():
-        return not is_trace(path) and is_checkpoint(weights_file(path)[0])
+        return not is_trace(path) and is_checkpoint(weights_file(path))
     start = read_regular(path, 16)
-    if start[:4] == ZIP:
-        from .formats.torch_weights import holds_pickle
-
-        return holds_pickle(path)
-    if start[:1] == b"{":
-        return "weight_map" in read_index(path)
-    if start[8:9] == b"{" or path.suffix == ".safetensors":
+    kind = _kind(path, start)
+    if kind == "index":
+        return "weight_map" in read_json_object(path, MAX_INDEX_BYTES)
+    if kind == "safetensors":
         return not carries_trace(path)
-    return start[:4] == b"GGUF" or (start[:3] == b"APR" and start[:4] != STAGE)
+    return kind in ("apr", "gguf") or (kind == "torch" and start[:2] == b"PK")  # an old pickle is told by nothing

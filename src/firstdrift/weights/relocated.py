@@ -17,12 +17,11 @@ from .loading.map_lines import (
     Read,
     TensorDifference,
     Whole,
-    find_whole,
-    joining,
+    find_moved,
+    lines_of,
     map_line,
     one_number,
     same_bits,
-    splitting,
 )
 
 
@@ -32,20 +31,10 @@ def elsewhere(
     """What became of every tensor that only the reference has by name."""
     read_reference, read_candidate = _cached(reference, reference_only), _cached(candidate, candidate_only)
     left = list(candidate_only)
-    fused: dict[str, Whole] = {}
-    for name in candidate_only:
-        whole = find_whole(
-            name, read_candidate(name), [one for one in reference_only if one not in fused], read_reference
-        )
-        if whole is not None:
-            left.remove(name)
-            fused |= dict.fromkeys(whole.parts, whole)
     found: dict[str, TensorDifference] = {}
-    for name in reference_only:
-        one = _moved(name, fused.get(name), left, read_reference, read_candidate)
-        if one is not None:
-            found[name] = one
-            left = [other for other in left if other not in one.others]
+    for whole in find_moved(reference_only, candidate_only, read_reference, read_candidate):
+        found |= {one.name: one for one in _moved(whole)}
+        left = [name for name in left if name != whole.name and not (whole.in_file and name in whole.parts)]
     silent = [name for name in reference_only if name not in found]
     found |= _constants(silent, left, read_reference, read_candidate, _same_layers(reference, candidate, found))
     for name in reference_only:
@@ -73,24 +62,18 @@ def constant(array: Array) -> bool:
     return not array.size or one_number(array)
 
 
-def _moved(
-    name: str, whole: Whole | None, left: list[str], read_reference: Read, read_candidate: Read
-) -> TensorDifference | None:
-    if whole is not None:
-        turned = ", transposed" if whole.turned else ""
-        (line,) = (one for one in joining(whole) if one.source == map_line(name).source)
-        if len(whole.parts) == 1:
-            return TensorDifference(
-                name, "moved", f"is called {whole.name}{turned}", "renamed", None, (whole.name,), line
-            )
-        said = (
-            f"part {whole.parts.index(name) + 1} of {len(whole.parts)} of {whole.name}, joined along axis {whole.axis}"
-        )
-        return TensorDifference(name, "moved", said + turned, "fused", None, (whole.name,), line)
-    split = find_whole(name, read_reference(name), left, read_candidate)
-    if split is None:
-        return None
-    return TensorDifference(name, "moved", str(split), "split", None, split.parts, splitting(split))
+def _moved(whole: Whole) -> Iterator[TensorDifference]:
+    """What became of the tensors of the reference that make up one of the candidate's, or that it has in parts."""
+    lines = lines_of(whole)
+    if whole.in_file:
+        yield TensorDifference(whole.name, "moved", str(whole), "split", None, whole.parts, lines[0])
+        return
+    turned = ", transposed" if whole.turned else ""
+    for number, (name, line) in enumerate(zip(whole.parts, lines, strict=True), 1):
+        label, said = "renamed", f"is called {whole.name}"
+        if len(lines) > 1:
+            label, said = "fused", f"part {number} of {len(lines)} of {whole.name}, joined along axis {whole.axis}"
+        yield TensorDifference(name, "moved", said + turned, label, None, (whole.name,), line)
 
 
 def _constants(
@@ -131,7 +114,7 @@ def _silent(names: list[str], read: Read) -> list[Layer]:
 def _same_layers(reference: Checkpoint, candidate: Checkpoint, found: dict[str, TensorDifference]) -> dict[str, str]:
     """Layers that are known to be each other: by a name that both have, or by numbers."""
     known = {parted(name)[0]: parted(name)[0] for name in reference.entries if name in candidate}
-    moved = [one for one in found.values() if one.label == "renamed" or (one.label == "split" and len(one.others) == 1)]
+    moved = [one for one in found.values() if one.label == "renamed"]
     return known | {parted(one.name)[0]: parted(one.others[0])[0] for one in moved}
 
 

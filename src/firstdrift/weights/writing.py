@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from os import PathLike
@@ -12,19 +12,21 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from ..core.arrays import as_array
+from ..core.atomic import replacing_together
 from ..core.bars import Bar, no_bar
-from ..core.dtypes import ITEMSIZE, dtype_name, numpy_dtype
-from ..core.sites import shown
+from ..core.dtypes import ITEMSIZE, numpy_dtype
+from ..core.mapped import Bytes
+from ..core.sites import first_repeated, shown
 from ..core.strict_json import Json
 from ..errors import FormatError, storage
-from .checkpoint import Array, Entry, count_elements
+from .checkpoint import Array, Entry, entry_of
 from .dtype_rounding import FLOATS, Rounding, as_dtype
 from .formats.quantized_blocks import ENCODED, encode_blocks, quantized_bytes
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a writer is given."""
+    """What a writer is given, and the changes that it makes on the way."""
 
     path: Path
     format: str
@@ -34,6 +36,17 @@ class Job:
     advance: Callable[[int], None]
     verify: Callable[[], None]  # called when all is written, before the file appears
     types: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of metadata that came from GGUF
+    changes: list[Change] = field(default_factory=list)
+
+    def stored(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Bytes]]:
+        """The tensors one at a time, each with the bytes to write: little-endian and in C order."""
+        for tensor in tensors:
+            data, rounding = stored_bytes(tensor)
+            yield tensor, data
+            self.advance(data.nbytes)
+            target = tensor.entry.dtype
+            if tensor.source != target or rounding.changed:
+                self.changes.append(Change(tensor.name, tensor.source, target, rounding.changed, rounding.largest))
 
 
 @dataclass(frozen=True)
@@ -64,97 +77,81 @@ def shards(tensors: list[Tensor], most: int) -> list[list[Tensor]]:
     return parts
 
 
-def change(tensor: Tensor, rounding: Rounding) -> list[Change]:
-    """What to report of a tensor that was written."""
-    if tensor.source == tensor.entry.dtype and not rounding.changed:
-        return []
-    return [Change(tensor.name, tensor.source, tensor.entry.dtype, rounding.changed, rounding.largest)]
+Shard = tuple[str, int, list[str]]  # its file's name and size, and the names of its tensors
 
 
-Loader = Callable[[], Any]
+def write_shards(
+    job: Job, suffix: str, write_file: Callable[[Path, list[Tensor], int, int], None],
+    index_of: Callable[[list[Shard]], str],
+) -> None:  # fmt: skip
+    """Complete files first, each given its number and their count; the index last: without it nothing was written."""
+    if not job.path.name.endswith(suffix):
+        raise FormatError(f"{job.path}: is where an index would be written; end its name in {suffix}")
+    stem, kind = job.path.name.removesuffix(suffix), suffix.split(".")[1]
+    parts = shards(job.tensors, job.shard_bytes)
+    written: list[Shard] = []
+    with replacing_together(job.path) as place:
+        for number, part in enumerate(parts):
+            name = f"{stem}-{number + 1:05d}-of-{len(parts):05d}.{kind}"
+            shard = place(job.path.parent / name)
+            write_file(shard, part, number, len(parts))
+            written.append((name, shard.stat().st_size, [tensor.name for tensor in part]))
+        place(job.path).write_bytes(index_of(written).encode())
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor to write: its entry in the file, and how its numbers (or its quantized bytes) are had."""
+    """One tensor to write: its name, its entry in the file, and how its numbers (or its quantized bytes) are had."""
 
+    name: str
     entry: Entry
     load: Callable[[], tuple[Array, Rounding]]
     source: str  # the dtype it comes from
 
-    @property
-    def name(self) -> str:
-        """Its name in the file."""
-        return self.entry.name
-
 
 def plain_tensor(name: str, value: Any) -> Tensor:
-    """A tensor from an array, or from a function that makes one and is called again when it is written."""
-    place = f"tensor {shown(name)!r}"
-    array = as_array(value() if callable(value) else value, place)
-    dtype = dtype_name(array.dtype)
-    if dtype is None:
-        raise FormatError(f"{place}: dtype {array.dtype} is not one of {', '.join(ITEMSIZE)}; convert it")
-    entry = Entry(name, dtype, array.shape, array.nbytes)
-    if callable(value):
-        del array
-        return Tensor(entry, lambda: (_again(value, entry), Rounding()), dtype)
-    return Tensor(entry, lambda: (array, Rounding()), dtype)
+    """A tensor from an array."""
+    array = as_array(value, f"tensor {shown(name)!r}")
+    entry = entry_of(name, array)
+    return Tensor(name, entry, lambda: (array, Rounding()), entry.dtype)
 
 
 def in_dtype(tensor: Tensor, dtype: str) -> Tensor:
-    """The same tensor in another dtype, converted when it is loaded."""
-    if tensor.entry.dtype == dtype:
+    """The same tensor in another dtype, plain or quantized, converted when it is loaded.
+
+    Vectors are not quantized: norms and biases are small and delicate.
+    """
+    entry, is_quantized = tensor.entry, dtype in ENCODED
+    if entry.dtype == dtype or (is_quantized and len(entry.shape) < 2):
         return tensor
-    place = f"tensor {shown(tensor.name)!r}"
-    size = count_elements(place, tensor.entry.shape)
+    nbytes = quantized_bytes(dtype, entry.size) if is_quantized else entry.size * ITEMSIZE[dtype]
+    convert = encode_blocks if is_quantized else as_dtype
 
     def load() -> tuple[Array, Rounding]:
         array, before = tensor.load()
-        converted, rounding = as_dtype(array, dtype, place)
+        converted, rounding = convert(array, dtype, f"tensor {shown(tensor.name)!r}")
         return converted, before + rounding
 
-    return replace(tensor, entry=Entry(tensor.name, dtype, tensor.entry.shape, size * ITEMSIZE[dtype]), load=load)
+    return replace(tensor, entry=Entry(entry.name, dtype, entry.shape, nbytes, is_quantized), load=load)
 
 
-def holdable(tensor: Tensor, dtypes: Iterable[str], widened: Mapping[str, str], format: str) -> Tensor:
-    """The tensor in a dtype that a format has: its own, or the next one that holds it exactly."""
-    dtype = tensor.entry.dtype
-    if dtype in dtypes:
-        return tensor
-    if dtype in widened:
-        return in_dtype(tensor, widened[dtype])
-    raise FormatError(f"tensor {shown(tensor.name)!r}: {format} has no {dtype}; choose another format or --dtype")
+def prepared(tensor: Tensor, writer: Writer, format: str, dtype: str | None) -> Tensor:
+    """The tensor in the dtype that is asked for, of floating-point numbers; else in its own, or the next one of the
+    format that holds it exactly."""
+    own, asked = tensor.entry.dtype, dtype
+    if format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or own) in ("f16", "bf16"):
+        asked = "f32"  # llama.cpp multiplies by vectors in float32 and aborts at any narrower one
+    if asked is not None and own in FLOATS:
+        if asked not in (*FLOATS, *ENCODED):
+            raise FormatError(f"dtype {asked!r} is not one of {', '.join((*FLOATS, *ENCODED))}; choose one of these")
+        tensor = in_dtype(tensor, asked)
+    own = tensor.entry.dtype
+    if own not in writer.DTYPES and own not in writer.WIDENED:
+        raise FormatError(f"tensor {shown(tensor.name)!r}: {format} has no {own}; choose another format or --dtype")
+    return tensor if own in writer.DTYPES else in_dtype(tensor, writer.WIDENED[own])
 
 
-def asked_for(tensor: Tensor, dtype: str | None) -> Tensor:
-    """The tensor in the dtype the user asked for; only floating-point numbers follow."""
-    if dtype is None or tensor.entry.quantized or tensor.entry.dtype not in FLOATS:
-        return tensor
-    if dtype in ENCODED:
-        return quantized(tensor, dtype)
-    if dtype not in FLOATS:
-        raise FormatError(f"dtype {dtype!r} is not one of {', '.join((*FLOATS, *ENCODED))}; choose one of these")
-    return in_dtype(tensor, dtype)
-
-
-def quantized(tensor: Tensor, dtype: str) -> Tensor:
-    """The tensor quantized when it is loaded. Vectors stay as they are: norms and biases are small and delicate."""
-    shape = tensor.entry.shape
-    if len(shape) < 2:
-        return tensor
-    place = f"tensor {shown(tensor.name)!r}"
-    nbytes = quantized_bytes(dtype, count_elements(place, shape))
-
-    def load() -> tuple[Array, Rounding]:
-        array, before = tensor.load()
-        data, rounding = encode_blocks(array, dtype, place)
-        return data, before + rounding
-
-    return replace(tensor, entry=Entry(tensor.name, dtype, shape, nbytes, quantized=True), load=load)
-
-
-def stored_bytes(tensor: Tensor) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Rounding]:
+def stored_bytes(tensor: Tensor) -> tuple[Bytes, Rounding]:
     """The bytes to write, little-endian and in C order, checked against what was announced."""
     array, rounding = tensor.load()
     entry = tensor.entry
@@ -162,21 +159,9 @@ def stored_bytes(tensor: Tensor) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], R
         array = np.ascontiguousarray(array, numpy_dtype(entry.dtype)).reshape(entry.shape)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes != entry.nbytes:
-        raise FormatError(
-            f"tensor {shown(entry.name)!r}: {entry.nbytes} bytes were announced and {flat.nbytes} came; it changed "
-            "while it was written"
-        )
+        said = f"{entry.nbytes} bytes were announced and {flat.nbytes} came"
+        raise FormatError(f"tensor {shown(entry.name)!r}: {said}; it changed while it was written")
     return flat, rounding
-
-
-def _again(value: Loader, entry: Entry) -> Array:
-    array = as_array(value(), f"tensor {shown(entry.name)!r}")
-    if array.shape != entry.shape or dtype_name(array.dtype) != entry.dtype:
-        raise FormatError(
-            f"tensor {shown(entry.name)!r}: was {entry.dtype}{list(entry.shape)} and is now "
-            f"{array.dtype}{list(array.shape)}; it must not change while it is written"
-        )
-    return array
 
 
 DEFAULT_SHARD = 5 * 10**9
@@ -237,20 +222,20 @@ class Writer(Protocol):
     DTYPES: Iterable[str]
     WIDENED: Mapping[str, str]
 
-    def write(self, job: Job) -> tuple[list[Change], list[str]]:
-        """Write the file; returns what changed and what could not be carried."""
+    def write(self, job: Job) -> list[str]:
+        """Write the file; returns what could not be carried."""
 
 
 def write_checkpoint(
     path: str | PathLike[str],
-    entries: Iterable[tuple[str, Array | Callable[[], Array]]],
+    entries: Iterable[tuple[str, Array]],
     *,
     format: str,
     metadata: Mapping[str, Json] | None = None,
     dtype: str | None = None,
     shard_bytes: int = DEFAULT_SHARD,
 ) -> Report:
-    """Write tensors by name. A function is called for its array twice: to learn its shape, and to write it."""
+    """Write tensors by name."""
     tensors = [plain_tensor(name, value) for name, value in entries]
     return write_tensors(path, tensors, format=format, metadata=metadata, dtype=dtype, shard_bytes=shard_bytes)
 
@@ -269,17 +254,17 @@ def write_tensors(
 ) -> Report:
     """Write tensors that are loaded one at a time."""
     writer = load_writer(format, path)
-    asked = [asked_for(tensor, _dtype_of(tensor, format, dtype)) for tensor in tensors]
-    ready = [holdable(tensor, writer.DTYPES, writer.WIDENED, format) for tensor in asked]
-    _refuse_repetition(ready)
+    ready = [prepared(tensor, writer, format, dtype) for tensor in tensors]
+    if (same := first_repeated(tensor.name for tensor in ready)) is not None:
+        raise FormatError(f"tensor {shown(ready[same[0]].name)!r}: is given twice; give every tensor its own name")
     total = sum(tensor.entry.nbytes for tensor in ready)
     path = Path(path)
     with storage(path, "write the checkpoint", "choose a place that you may write, with room for it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with bar("writing", total) as advance:
             job = Job(path, format, ready, metadata or {}, shard_bytes, advance, verify, types or {})
-            changes, notes = writer.write(job)
-    return Report(path, format, len(ready), total, tuple(changes), tuple(notes))
+            notes = writer.write(job)
+    return Report(path, format, len(ready), total, tuple(job.changes), tuple(notes))
 
 
 def load_writer(format: str, path: str | PathLike[str]) -> Writer:
@@ -295,17 +280,3 @@ def load_writer(format: str, path: str | PathLike[str]) -> Writer:
 def format_of(path: Path) -> str | None:
     """The format that a file's name asks for."""
     return next((format for suffix, format in SUFFIXES.items() if path.name.endswith(suffix)), None)
-
-
-def _dtype_of(tensor: Tensor, format: str, dtype: str | None) -> str | None:
-    """The dtype that is asked for; llama.cpp multiplies by vectors in float32 and aborts at any narrower one."""
-    narrow = format == "gguf" and len(tensor.entry.shape) < 2 and (dtype or tensor.entry.dtype) in ("f16", "bf16")
-    return "f32" if narrow else dtype
-
-
-def _refuse_repetition(tensors: list[Tensor]) -> None:
-    seen: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in seen:
-            raise FormatError(f"tensor {shown(tensor.name)!r}: is given twice; give every tensor its own name")
-        seen.add(tensor.name)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from ...core.dtypes import ITEMSIZE
 from ...core.records import tensor_bytes
-from ...core.sites import MAX_INDEX, MAX_NAME, Site
+from ...core.sites import MAX_INDEX, MAX_NAME
 from ...core.strict_json import NON_FINITE, Json
 from ...errors import FormatError
 from ..calls import Place, Type
@@ -34,7 +34,7 @@ def type_of(said: list[Json]) -> Type:
         raise FormatError(f"type {said!r} is not [number, dtype, shape] with strides and device; write it so")
     dtype, shape, strides, device = (*said, None, None)[:4]
     text_of(dtype, "dtype")
-    tensor_bytes(Site(0, "fwd", "", "out"), dtype if dtype in ITEMSIZE else "u8", shape)
+    tensor_bytes("a tensor", dtype if dtype in ITEMSIZE else "u8", shape)
     if strides is not None:
         whole = type(strides) is list and len(strides) == len(shape)
         if not whole or not all(type(stride) is int and 0 <= stride <= MAX_INDEX for stride in strides):

@@ -15,8 +15,7 @@ from ...core.records import Record, encode_producer
 from ...core.sites import Site, check_name
 from ...core.stages import ALIASES, EXECUTION_RANK, INDEX_PAYLOAD, INPUT, MAX_LAYER, PRODUCERS, WHOLE_MODEL
 from ...core.traces import Trace
-from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
-from .border import naming, without_raising
+from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, naming, storage, without_raising
 
 NAME = "aprt"
 Stage = tuple[int, str]  # layer (or the sentinel) and stage name

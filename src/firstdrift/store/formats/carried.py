@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from ...core.dtypes import ITEMSIZE, ML_NAMES
 from ...core.records import At, Record, parse_record
-from ...core.sites import Site
+from ...core.sites import Site, first_repeated
 from ...core.strict_json import Json, decode_object, encode
 from ...core.traces import Trace, doubts
-from ...errors import FormatError, VersionError
-from .border import naming
+from ...errors import FormatError, VersionError, naming
 from .site_keys import site_of
 
 NAME = "firstdrift"
@@ -61,11 +60,8 @@ def read_container(text: str | None, stored: Mapping[str, Stored], place: str, *
         with naming(place):
             records = [Record(site_of(key, otherwise=otherwise), *held) for key, held in stored.items()]
         contents = Contents({}, records, [])
-    sites: set[Site] = set()
-    for record in contents.lines:
-        if record.site in sites:
-            raise FormatError(f"{place}: two of its tensors are {record.site}; rename one")
-        sites.add(record.site)
+    if (same := first_repeated(record.site for record in contents.lines)) is not None:
+        raise FormatError(f"{place}: two of its tensors are {contents.lines[same[0]].site}; rename one")
     return contents
 
 
@@ -98,10 +94,8 @@ def _record(line: Json, stored: Mapping[str, Stored], used: set[str]) -> Record:
         used.add(key)
         held = stored[key]
         if line.get("shape") != list(held.shape) or not _same_bits(line.get("dtype"), held.dtype):
-            raise FormatError(
-                f"{key!r} is {line.get('dtype')}{line.get('shape')} in the index and {held.dtype}{list(held.shape)} in "
-                "the file; export the trace again"
-            )
+            said = f"{key!r} is {line.get('dtype')}{line.get('shape')} in the index"
+            raise FormatError(f"{said} and {held.dtype}{list(held.shape)} in the file; export the trace again")
         line["at"] = list(held.at)
     return parse_record(line)
 

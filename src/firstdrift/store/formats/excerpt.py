@@ -26,9 +26,7 @@ def inputs_of(trace: Trace, module: str) -> Trace:
     inputs = [one for one in own if one.site.port.startswith("in.")]
     outputs = [one for one in own if one not in inputs]
     if not outputs:
-        raise SelectionError(
-            f"{trace.path}: no output of {module!r} is recorded; `firstdrift show` lists what there is"
-        )
+        raise SelectionError(f"{trace.path}: no output of {module!r} is recorded; `firstdrift show` lists what is")
     named = [(one, one.site) for one in inputs] or list(_read_before(trace, outputs))
     if not named:
         raise SelectionError(f"{trace.path}: what {module!r} reads was not recorded; record the inputs of modules, too")

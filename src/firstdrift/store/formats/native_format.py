@@ -8,9 +8,9 @@ from typing import Any
 
 from ...core.strict_json import Json
 from ...core.traces import Trace, doubts
+from ...errors import without_raising
 from .. import reader
 from ..reader import NAME, read
-from .border import without_raising
 
 __all__ = ["NAME", "read", "recognise", "write"]
 

@@ -11,12 +11,10 @@ from numpy.lib import format as numpy_format
 
 from ...core.dtypes import dtype_name
 from ...core.records import tensor_bytes
-from ...core.sites import Site
 from ...errors import FirstdriftError, FormatError
 
 MAX_HEADER = 64 << 10
 READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
-_ANYWHERE = Site(0, "fwd", "", "out")
 
 
 class NpyHeader(NamedTuple):
@@ -55,10 +53,7 @@ def read_npy_header(file: BinaryIO, size: int, place: str) -> NpyHeader:
     if dtype is None:
         hint = " (numpy cannot name bfloat16 or float8; save float32, or use fd.Writer)" if stored.kind == "V" else ""
         raise FormatError(f"{place}: dtype {stored} is not one that a trace can hold{hint}; convert it")
-    try:
-        nbytes = tensor_bytes(_ANYWHERE, dtype, list(shape))
-    except FormatError:
-        raise FormatError(f"{place}: shape {shape} is impossible; save it again") from None
+    nbytes = tensor_bytes(place, dtype, shape)
     if offset + nbytes != size:
         raise FormatError(
             f"{place}: {dtype}{list(shape)} takes {offset + nbytes} bytes but {size} are there; save it again"

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as numpy_format
 
+from ...core.arrays import as_float32
 from ...core.atomic import replacing
 from ...core.causality import forward_names
 from ...core.dtypes import ML_NAMES
 from ...core.mapped import MappedFile, stamp_of
 from ...core.records import Record
 from ...core.regular import check_regular, open_regular
-from ...core.sites import PHASE_RANK, Site, check_site, default_port
+from ...core.sites import PHASE_RANK, Site, check_site, default_port, first_repeated
 from ...core.traces import Array, Trace
-from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, storage
-from .border import naming, without_raising
+from ...errors import FormatError, NotATraceError, SiteError, TraceExistsError, naming, storage, without_raising
 from .gradient_file import FILE as GRADIENT_OF
 from .gradient_file import read_gradient_of, write_gradient_of
 from .npy import NpyHeader, read_npy_header
@@ -70,7 +70,9 @@ def read(path: Path, order: Path | None = None) -> Trace:
         lines.append(Record(site, header.dtype, header.shape, place, {"order": rank.get(site.name, len(rank))}))
         if not header.is_plain and header.nbytes:
             special[site] = _reader(files[number].absolute(), header)
-    _refuse_duplicates(lines, files)
+    if (same := first_repeated(sites)) is not None:
+        first, second = same
+        raise FormatError(f"{files[first]} and {files[second].name}: both are {sites[first]}; remove one")
     lines.sort(key=lambda record: record.details["order"])  # files stand by name, a trace by what ran first
     recorded = {site.name for site in sites}
     problems = [
@@ -101,7 +103,7 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
             directory.mkdir(exist_ok=True)
             array = trace.array(record)
             if record.dtype in ML_NAMES:
-                array, widened = _widen(array), widened + 1
+                array, widened = as_float32(array), widened + 1
             with replacing(directory / names[record.site]) as file:
                 array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
                 numpy_format.write_array(file, array, version=(1, 0), allow_pickle=False)
@@ -240,11 +242,8 @@ def _read_manifest(file: Path) -> list[str]:
     probes = [line.strip() for line in lines if line.strip()]
     for probe in probes:
         _check_probe(probe, str(file))
-    repeated = (
-        next((probe for probe in probes if probes.count(probe) > 1), None) if len(set(probes)) < len(probes) else None
-    )
-    if repeated is not None:
-        raise FormatError(f"{file}: lists {repeated!r} twice; give every probe its own name")
+    if (same := first_repeated(probes)) is not None:
+        raise FormatError(f"{file}: lists {probes[same[0]]!r} twice; give every probe its own name")
     return [probe for probe in probes if probe != LOSS]
 
 
@@ -267,18 +266,3 @@ def _file_name(record: Record) -> str:
     if sample is not None:
         parts.append(f"s{sample:03d}")
     return ".".join(parts) + ".npy"
-
-
-def _widen(array: Array) -> Array:
-    """bfloat16 and float8 as float32: exact, NaN payloads of bfloat16 included."""
-    if array.dtype.name == "bfloat16":
-        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
-
-
-def _refuse_duplicates(lines: list[Record], files: list[Path]) -> None:
-    seen: dict[Site, int] = {}
-    for number, record in enumerate(lines):
-        first = seen.setdefault(record.site, number)
-        if first != number:
-            raise FormatError(f"{files[first]} and {files[number].name}: both are {record.site}; remove one")

@@ -17,9 +17,8 @@ from ...core.records import Record
 from ...core.regular import open_regular
 from ...core.scratch import scratch
 from ...core.traces import Array, Trace
-from ...errors import FirstdriftError, FormatError, TraceExistsError, storage
+from ...errors import FirstdriftError, FormatError, TraceExistsError, storage, without_raising
 from . import carried
-from .border import without_raising
 from .carried import Stored
 from .npy import NpyHeader, read_npy_header
 from .site_keys import keys_of
@@ -62,9 +61,7 @@ def read_archive(path: Path) -> Archive:
     with storage(path, "read the archive", "check that it exists and that you may read it"), open_regular(path) as file:
         try:
             return _read(path, file)
-        except FirstdriftError:
-            raise
-        except OSError:
+        except (FirstdriftError, OSError):
             raise
         except Exception as error:  # zipfile raises nine kinds of error on hostile archives; to us they are one
             raise FormatError(f"{path}: not a readable npz archive ({error}); save it again with numpy") from None
@@ -113,12 +110,17 @@ def write(trace: Trace, path: Path, *, overwrite: bool, advance: Callable[[int],
                 array = trace.array(record)
                 if record.dtype in ML_NAMES:
                     array = array.view(f"u{ITEMSIZE[record.dtype]}")
-                with archive.open(_member(f"{keys[record.site]}.npy"), "w", force_zip64=True) as member:
-                    numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                write_member(archive, keys[record.site], array)
                 advance(record.nbytes)
             trace.check_unchanged()
             archive.writestr(_member(INDEX), carried.write_index(trace, keys))
     return []
+
+
+def write_member(archive: zipfile.ZipFile, key: str, array: Array) -> None:
+    """Add an array to an archive, stored without compression."""
+    with archive.open(_member(f"{key}.npy"), "w", force_zip64=True) as member:
+        numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -131,22 +133,16 @@ def _check_claims(info: zipfile.ZipInfo, size: int, place: str) -> None:
     if info.header_offset + info.compress_size > size:
         raise FormatError(f"{place}: claims {info.compress_size} bytes at {info.header_offset}, the file has {size}")
     if info.file_size > info.compress_size * MAX_DEFLATE_RATIO + 64:
-        raise FormatError(
-            f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, which is a lie"
-        )
+        raise FormatError(f"{place}: claims to grow from {info.compress_size} to {info.file_size} bytes, a lie")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise FormatError(
-            f"{place}: is stored, and yet claims {info.file_size} bytes of {info.compress_size}; save it again"
+            f"{place}: is stored, and claims {info.file_size} bytes of {info.compress_size}; save it again"
         )
     if info.compress_type not in METHODS:
-        raise FormatError(
-            f"{place}: is compressed by method {info.compress_type}, not by deflate (8); save it with numpy"
-        )
+        raise FormatError(f"{place}: is compressed by method {info.compress_type}, not deflate (8); save it with numpy")
     if info.filename == INDEX and info.file_size > max(size, MAX_INDEX_BYTES):
-        raise FormatError(
-            f"{place}: would grow to {info.file_size} bytes in an archive of {size}, which no index does; export the "
-            "trace again"
-        )
+        said = f"would grow to {info.file_size} bytes in an archive of {size}, which no index does"
+        raise FormatError(f"{place}: {said}; export the trace again")
 
 
 def _check_frame(file: BinaryIO, size: int, archive: zipfile.ZipFile, path: Path) -> None:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import mmap
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from ...core.atomic import replacing_path
+from ...core.mapped import MappedFile
 from ...core.records import tensor_bytes
-from ...core.regular import check_regular, open_regular
+from ...core.regular import read_regular
 from ...core.scratch import scratch
-from ...core.sites import Site
+from ...core.sites import shown
 from ...core.strict_json import Json, decode_object
 from ...core.traces import Array, Trace
-from ...errors import FirstdriftError, FormatError, NotATraceError, SiteError, TraceExistsError, storage
+from ...errors import (
+    FirstdriftError,
+    FormatError,
+    NotATraceError,
+    SiteError,
+    TraceExistsError,
+    storage,
+    without_raising,
+)
 from . import carried
-from .border import naming, without_raising
 from .carried import Stored
 from .site_keys import keys_of
 
@@ -34,7 +41,6 @@ DTYPES = {
     "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool",
 }  # fmt: skip
 _SHARD = re.compile(r"-\d{1,9}-of-(\d{1,9})\.safetensors$")
-_ANYWHERE = Site(0, "weight", "", "weight")
 
 
 @without_raising
@@ -47,7 +53,7 @@ def recognise(path: Path) -> bool:
 
 def carries_trace(file: Path) -> bool:
     """Whether one file is a trace that was written as safetensors, and no checkpoint."""
-    return _read_file(file, 0)[1] is not None
+    return carried.NAME in read_claims(MappedFile(file))[1]
 
 
 def read(path: Path) -> Trace:
@@ -59,7 +65,8 @@ def read(path: Path) -> Trace:
             text = None
         else:
             files, problems = [file], []
-            stored, text = _read_file(file, 0)
+            stored, metadata = read_claims(MappedFile(file))
+            text = metadata.get(carried.NAME)
     header, lines, unnamed = carried.read_container(text, stored, str(file), otherwise="weight")
     return Trace(path, NAME, lines, files.__getitem__, header=header, problems=[*problems, *unnamed])
 
@@ -127,50 +134,45 @@ def _entry(directory: Path) -> Path:
     raise NotATraceError(f"{directory}: holds no safetensors file; name a directory that does")
 
 
-def _read_file(file: Path, number: int) -> tuple[dict[str, Stored], str | None]:
-    """The tensors of one file with their places, and the index it carries."""
+def read_claims(file: MappedFile, number: int = 0) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of one file with their places, in the order of their bytes, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
-    check_regular(file)
     try:
-        with safe_open(file, "np") as opened:
+        with safe_open(file.path, "np") as opened:
             metadata = opened.metadata() or {}
-            claims = [
-                (key, opened.get_slice(key).get_dtype(), opened.get_slice(key).get_shape())
-                for key in opened.offset_keys()
-            ]
+            slices = {key: opened.get_slice(key) for key in opened.offset_keys()}
+            claims = {key: (held.get_dtype(), held.get_shape()) for key, held in slices.items()}
     except SafetensorError as error:
-        raise FormatError(f"{file}: not a valid safetensors file ({error}); download or export it again") from None
-    with open_regular(file) as stream:
-        offset = 8 + int.from_bytes(stream.read(8), "little")  # the library has checked that nothing lies between
+        raise FormatError(f"{file.path}: not a valid safetensors file ({error}); download or export it again") from None
+    offset = 8 + int.from_bytes(file.read(0, 8), "little")  # the library has checked that nothing lies between
     stored: dict[str, Stored] = {}
-    for key, kind, shape in claims:
-        dtype = DTYPES.get(kind)
-        if dtype is None:
-            raise FormatError(f"{file}: {key!r} has dtype {kind}, which a trace cannot hold; convert it")
-        with naming(f"{file}, tensor {key!r}"):
-            nbytes = tensor_bytes(_ANYWHERE, dtype, shape)
-        stored[key] = Stored(dtype, tuple(shape), (number, offset, nbytes))
+    for key, (kind, shape) in claims.items():
+        place = f"{file.path}, tensor {shown(key)!r}"
+        if kind not in DTYPES:
+            raise FormatError(f"{place}: has dtype {kind}, which is not one of {', '.join(DTYPES)}; convert it")
+        nbytes = tensor_bytes(place, DTYPES[kind], shape)
+        stored[key] = Stored(DTYPES[kind], tuple(shape), (number, offset, nbytes))
         offset += nbytes
-    if offset != os.path.getsize(file):
+    if offset != file.size:
         raise FormatError(
-            f"{file}: its tensors end at byte {offset} but it has {os.path.getsize(file)}; it changed while read"
+            f"{file.path}: its tensors end at byte {offset} and it has {file.size}; it changed while read"
         )
-    return stored, metadata.get(carried.NAME)
+    return stored, metadata
 
 
 def _read_shards(index: Path) -> tuple[list[Path], dict[str, Stored], list[str]]:
     """Every tensor of the index, each in the shard the index says and in no other."""
-    shard_of = _weight_map(index)
+    try:
+        about = decode_object(read_regular(index, MAX_INDEX_BYTES).decode("utf-8"))
+    except (FirstdriftError, UnicodeDecodeError) as error:
+        raise FormatError(f"{index}: {error}; fetch it again") from None
+    shard_of = weight_map(about, index)
     files = [index.parent / name for name in dict.fromkeys(shard_of.values())]
     stored: dict[str, Stored] = {}
     problems = []
     for number, file in enumerate(files):
-        with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
-            found = file.is_file()
-        if not found:
-            raise FormatError(f"{index}: names the shard {file.name}, which is not there; fetch it")
-        for key, held in _read_file(file, number)[0].items():
+        for key, held in read_claims(MappedFile(file), number)[0].items():
             if key in stored:
                 raise FormatError(f"{file} and {files[stored[key].at[0]].name}: both hold {key!r}; fetch them again")
             stored[key] = held
@@ -182,17 +184,21 @@ def _read_shards(index: Path) -> tuple[list[Path], dict[str, Stored], list[str]]
     return files, stored, problems
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    check_regular(index)
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise FormatError(f"{index}: {index.stat().st_size} bytes are no shard index; fetch it again")
-    try:
-        said: Json = decode_object(index.read_bytes().decode("utf-8").strip()).get("weight_map")
-    except (FirstdriftError, UnicodeDecodeError) as error:
-        raise FormatError(f"{index}: {error}; fetch it again") from None
+def weight_map(about: dict[str, Json], index: Path) -> dict[str, str]:
+    """Which file beside an index holds which tensor, as the index says it; all of them are there."""
+    said = about.get("weight_map")
     if type(said) is not dict or not said or not all(type(name) is str for name in said.values()):
         raise FormatError(f"{index}: has no 'weight_map' from tensors to files; fetch it again")
-    for name in set(said.values()):
-        if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-            raise FormatError(f"{index}: shard {name!r} is not a plain file name beside the index; fetch it again")
+    check_shards(said.values(), index)
     return said
+
+
+def check_shards(names: Iterable[str], index: Path) -> None:
+    """Refuse names that are not those of files beside an index."""
+    for name in dict.fromkeys(names):
+        if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+            raise FormatError(f"{index}: shard {shown(name)!r} is not a plain file name beside the index; fetch it")
+        with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
+            found = (index.parent / name).is_file()
+        if not found:
+            raise FormatError(f"{index}: names the shard {shown(name)}, which is not there; fetch it")

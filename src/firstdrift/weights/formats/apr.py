@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
-from ...core.atomic import replacing_path, replacing_together
+from ...core.atomic import replacing_path
 from ...core.dtypes import numpy_dtype
 from ...core.mapped import Bytes, MappedFile
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FormatError
 from ...kernels.checksums import crc32
+from ...store.formats.safetensors_trace import check_shards
 from ..checkpoint import Array, Checkpoint, Entry, declared_ties, joined
-from ..json_file import read_json_object
-from ..writing import Change, Job, Tensor, change, shards, stored_bytes
+from ..writing import Job, Shard, Tensor, write_shards
 from .apr_layout import (
     BYTES,
     CODES,
     FOOTER_BYTES,
-    MAGIC_V1,
     MAX_DIMS,
     MAX_METADATA,
     MAX_NAME,
@@ -43,9 +43,8 @@ from .apr_layout import (
     parse_index,
     required_bytes,
 )
-from .apr_metadata import ChecksumMismatch, InvalidHeader, open_version1, pack_metadata, parse_metadata
+from .apr_metadata import InvalidHeader, pack_metadata, parse_metadata, refuse_damage
 from .quantized_blocks import dequantize
-from .safetensors_weights import MAX_INDEX_BYTES, check_shards
 
 FORMAT = "apr"
 _CHUNK = 16 << 20
@@ -55,8 +54,6 @@ def open_apr(path: Path) -> Checkpoint:
     """Open one file of version 2; version 1 is recognised, and has no tensors."""
     file = MappedFile(path)
     start = file.read(0, BYTES)
-    if start[:4] == MAGIC_V1:
-        return open_version1(file)
     header = parse_header(start, path)
     check_bounds(header, file.size, path)
     metadata = parse_metadata(file.read(header.metadata_offset, header.metadata_size), path)
@@ -98,11 +95,8 @@ def _footer(file: MappedFile, header: Header, placed: list[Placed]) -> int | Non
     if file.size == required:
         return None
     if file.size != required + FOOTER_BYTES:
-        raise InvalidHeader.at(
-            file.path,
-            f"its tensors end at byte {required} and the file at {file.size}, which is neither that nor "
-            f"{FOOTER_BYTES} more; fetch it again",
-        )
+        said = f"its tensors end at byte {required} and the file at {file.size}, which is neither that nor"
+        raise InvalidHeader.at(file.path, f"{said} {FOOTER_BYTES} more; fetch it again")
     return int.from_bytes(file.read(required, FOOTER_BYTES), "little")
 
 
@@ -111,10 +105,7 @@ def _compare_footer(file: MappedFile, claimed: int) -> None:
     end = file.size - FOOTER_BYTES
     for start in range(0, end, _CHUNK):
         actual = crc32(file.view(start, min(_CHUNK, end - start)), actual)
-    if actual != claimed:
-        raise ChecksumMismatch.at(
-            file.path, f"the file claims checksum {claimed:08X} and has {actual:08X}; it is damaged, fetch it again"
-        )
+    refuse_damage(file.path, "the file", claimed, actual)
 
 
 DTYPES = tuple(CODES)
@@ -126,167 +117,118 @@ MANIFEST_VERSION = "2.0"
 MANIFEST_SUFFIX = ".apr.index.json"
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write one file, or shards and their manifest."""
     for tensor in job.tensors:
         _check(tensor)
-    if job.format == "apr":
+    if job.format == FORMAT:
         with replacing_path(job.path) as partial:
-            return _write_file(job, partial, job.tensors, job.metadata, 0), []
-    return _write_shards(job), []
-
-
-def _write_shards(job: Job) -> list[Change]:
-    """Complete files first, the manifest last: without it nothing was written."""
-    if not job.path.name.endswith(MANIFEST_SUFFIX):
-        raise FormatError(f"{job.path}: is where a manifest would be written; end its name in {MANIFEST_SUFFIX}")
-    stem = job.path.name.removesuffix(MANIFEST_SUFFIX)
-    parts = shards(sorted(job.tensors, key=_by_name), job.shard_bytes)
+            _write_file(job, partial, job.tensors, job.metadata, 0)
+        return []
     total = sum(tensor.entry.nbytes for tensor in job.tensors)
-    changes: list[Change] = []
-    listed: list[Json] = []
-    with replacing_together(job.path) as place:
-        for number, part in enumerate(parts):
-            name = f"{stem}-{number + 1:05d}-of-{len(parts):05d}.apr"
-            about = {"shard_count": len(parts), "shard_index": number, "total_size": total, "pattern": None}
-            shard = place(job.path.parent / name)
-            changes += _write_file(job, shard, part, {**job.metadata, "sharding": about}, SHARDED)
-            size = shard.stat().st_size
-            listed.append({"filename": name, "index": number, "size": size, "tensors": [t.name for t in part]})
-        manifest = {
-            "version": MANIFEST_VERSION,
-            "shard_count": len(parts),
-            "total_size": total,
-            "tensor_count": len(job.tensors),
-            "shards": listed,
-            "weight_map": {tensor.name: number for number, part in enumerate(parts) for tensor in part},
-        }
-        place(job.path).write_bytes(json.dumps(manifest, indent=2, ensure_ascii=False).encode())
-    return changes
+
+    def write_shard(path: Path, part: list[Tensor], number: int, count: int) -> None:
+        about = {"shard_count": count, "shard_index": number, "total_size": total, "pattern": None}
+        _write_file(job, path, part, {**job.metadata, "sharding": about}, SHARDED)
+
+    def index_of(written: list[Shard]) -> str:
+        return json.dumps(_manifest(written, total), indent=2, ensure_ascii=False)
+
+    by_name = replace(job, tensors=sorted(job.tensors, key=_by_name))
+    write_shards(by_name, MANIFEST_SUFFIX, write_shard, index_of)
+    return []
 
 
-def _write_file(job: Job, path: Path, tensors: list[Tensor], metadata: Mapping[str, Json], flags: int) -> list[Change]:
+def _manifest(files: Sequence[Shard], total: int) -> dict[str, Json]:
+    """What a manifest says of shards: of each its name, its bytes, and the names of its tensors."""
+    return {
+        "version": MANIFEST_VERSION,
+        "shard_count": len(files),
+        "total_size": total,
+        "tensor_count": sum(len(names) for _, _, names in files),
+        "shards": [
+            {"filename": file, "index": number, "size": size, "tensors": names}
+            for number, (file, size, names) in enumerate(files)
+        ],
+        "weight_map": {name: number for number, (_, _, names) in enumerate(files) for name in names},
+    }
+
+
+def _write_file(job: Job, path: Path, tensors: list[Tensor], metadata: Mapping[str, Json], flags: int) -> None:
     ordered = sorted(tensors, key=_by_name)
     said = pack_metadata(metadata, job.path)
     if len(said) > MAX_METADATA:
         raise FormatError(f"{job.path}: {len(said)} bytes of metadata are more than {MAX_METADATA}; leave some out")
-    start, placed = _front(ordered, said, flags)
-    changes: list[Change] = []
+
+    def pieces() -> Iterator[bytes | Bytes]:
+        yield _front(ordered, said, flags)
+        for _, data in job.stored(ordered):
+            yield data
+            yield bytes(align(data.nbytes) - data.nbytes)
+
+    checksum = 0
     with open(path, "wb") as file:
-        out = _Summed(file)
-        out.write(start)
-        for tensor, (_, offset) in zip(ordered, placed, strict=True):
-            assert out.written == offset
-            data, rounding = stored_bytes(tensor)
-            out.write(data)
-            out.write(bytes(align(data.nbytes) - data.nbytes))
-            job.advance(data.nbytes)
-            changes += change(tensor, rounding)
-        file.write(out.checksum.to_bytes(4, "little"))
+        for piece in pieces():
+            file.write(piece)
+            checksum = zlib.crc32(piece, checksum)
+        file.write(checksum.to_bytes(4, "little"))
         job.verify()
-    return changes
 
 
-def _front(tensors: list[Tensor], metadata: bytes, flags: int) -> tuple[bytes, list[Placed]]:
-    """Everything before the tensors, and where each of them will stand."""
+def _front(tensors: list[Tensor], metadata: bytes, flags: int) -> bytes:
+    """Everything before the tensors."""
     index_offset = BYTES + align(len(metadata))
     index_bytes = sum(20 + len(tensor.name.encode()) + 8 * len(tensor.entry.shape) for tensor in tensors)
     data_offset = index_offset + align(index_bytes)
-    placed, offset = [], data_offset
-    for tensor in tensors:
-        placed.append(Placed(tensor.entry, offset))
-        offset += align(tensor.entry.nbytes)
+    offsets = accumulate((align(tensor.entry.nbytes) for tensor in tensors), initial=0)
+    index = b"".join(pack_entry(tensor.entry, offset) for tensor, offset in zip(tensors, offsets, strict=False))
     flags |= ROW_MAJOR | (QUANTIZED if any(tensor.entry.quantized for tensor in tensors) else 0)
     header = Header(VERSION, flags, len(tensors), BYTES, len(metadata), index_offset, data_offset)
-    index = b"".join(pack_entry(item, data_offset) for item in placed)
-    return header.pack() + _padded(metadata) + _padded(index), placed
+    return header.pack() + b"".join(part.ljust(align(len(part)), b"\0") for part in (metadata, index))
 
 
 def _check(tensor: Tensor) -> None:
     """What an index entry cannot say: the format's own writer would cut it, and lose tensors."""
     name, shape = tensor.name.encode("utf-8", "surrogatepass"), tensor.entry.shape
     if len(name) > MAX_NAME or len(shape) > MAX_DIMS:
-        raise FormatError(
-            f"tensor {shown(tensor.name)!r}: a name of {len(name)} bytes and {len(shape)} dimensions; APR holds "
-            f"{MAX_NAME} and {MAX_DIMS}, rename or reshape it"
-        )
+        most = f"names of {MAX_NAME} bytes and {MAX_DIMS} dimensions"
+        raise FormatError(f"tensor {shown(tensor.name)!r}: APR holds {most}; rename or reshape it")
 
 
 def _by_name(tensor: Tensor) -> bytes:
     return tensor.name.encode()
 
 
-def _padded(data: bytes) -> bytes:
-    return data + bytes(align(len(data)) - len(data))
-
-
-class _Summed:
-    """A file whose bytes are summed while they are written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.checksum = 0
-        self.written = 0
-
-    def write(self, data: bytes | Bytes) -> None:
-        self._file.write(data)
-        self.checksum = zlib.crc32(data, self.checksum)
-        self.written += len(data)
-
-
-def open_manifest(path: Path) -> Checkpoint:
+def open_manifest(path: Path, said: dict[str, Json]) -> Checkpoint:
     """Open the shards of a manifest: each complete, each what the manifest says of it."""
-    said = read_json_object(path, MAX_INDEX_BYTES)
-    shards = _listed(said, path)
-    names = check_shards({str(number): shard["filename"] for number, shard in enumerate(shards)}, path)
-    if len(names) != len(shards):
-        raise FormatError(f"{path}: lists {len(shards)} shards in {len(names)} files; fetch it again")
-    parts = [_open_shard(path, shard, len(shards)) for shard in shards]
-    whole = joined(path, FORMAT, parts, {**parts[0].metadata, "sharding": None} if parts else {})
-    if said.get("tensor_count") != len(whole):
-        raise FormatError(
-            f"{path}: counts {said.get('tensor_count')} tensors and its shards hold {len(whole)}; fetch it again"
-        )
-    where: dict[str, Json] = said["weight_map"]
-    held = {name: number for number, part in enumerate(parts) for name in part.entries}
-    if where != held:
-        wrong = next(iter(sorted(set(where) ^ set(held) or {n for n in held if where[n] != held[n]})), "")
-        raise FormatError(f"{path}: its 'weight_map' is wrong about {shown(wrong)!r}; fetch the shards again")
+    listed = said.get("shards")
+    if type(listed) is not list or not listed or not all(type(shard) is dict for shard in listed):
+        raise FormatError(f"{path}: has no list of 'shards'; fetch it again")
+    names = [shard.get("filename") for shard in listed]
+    if not all(type(name) is str for name in names) or len(set(names)) < len(names):
+        raise FormatError(f"{path}: has shards without a 'filename' of their own; fetch it again")
+    check_shards(names, path)
+    parts = [open_apr(path.parent / name) for name in names]
+    whole = joined(path, FORMAT, parts, {**parts[0].metadata, "sharding": None})
+    expected = _manifest([(part.path.name, part.files[0].size, list(part.entries)) for part in parts], whole.nbytes)
+    for key in ("shard_count", "tensor_count", "weight_map"):
+        _refuse_other(path, key, said.get(key), expected[key])
+    for number, (shard, found) in enumerate(zip(listed, expected["shards"], strict=True)):
+        for key in found:
+            if key == "index" or shard.get(key) is not None:
+                _refuse_other(path, f"shard {number}, {key}", shard.get(key), found[key])
+        own = parts[number].metadata.get("sharding")
+        if type(own) is dict:
+            place = [own.get("shard_index"), own.get("shard_count")]
+            _refuse_other(parts[number].path, "shard_index and shard_count", place, [number, len(parts)])
     return whole
 
 
-def _listed(said: dict[str, Json], path: Path) -> list[dict[str, Json]]:
-    shards = said.get("shards")
-    if type(shards) is not list or not shards or not all(type(shard) is dict for shard in shards):
-        raise FormatError(f"{path}: has no list of 'shards'; fetch it again")
-    if type(said.get("weight_map")) is not dict:
-        raise FormatError(f"{path}: has no 'weight_map' from tensors to shards; fetch it again")
-    if said.get("shard_count") != len(shards):
-        raise FormatError(f"{path}: says {said.get('shard_count')} shards and lists {len(shards)}; fetch it again")
-    for number, shard in enumerate(shards):
-        if type(shard.get("filename")) is not str or shard.get("index") != number:
-            raise FormatError(f"{path}: shard {number} has no 'filename', or another 'index'; fetch it again")
-    return shards
-
-
-def _open_shard(manifest: Path, shard: dict[str, Json], count: int) -> Checkpoint:
-    """One shard, compared with what the manifest and its own metadata say of its place."""
-    path = manifest.parent / shard["filename"]
-    size = path.stat().st_size
-    if shard.get("size") not in (None, size):
-        raise FormatError(f"{path}: has {size} bytes and its manifest says {shard['size']}; fetch it again")
-    part = open_apr(path)
-    own = part.metadata.get("sharding")
-    if type(own) is dict and (own.get("shard_count"), own.get("shard_index")) != (count, shard["index"]):
-        raise FormatError(
-            f"{path}: says it is shard {own.get('shard_index')} of {own.get('shard_count')}, its manifest "
-            f"{shard['index']} of {count}; fetch it again"
-        )
-    listed = shard.get("tensors")
-    if listed is not None and not (type(listed) is list and _same_names(listed, part)):
-        raise FormatError(f"{path}: does not hold the tensors that its manifest lists; fetch it again")
-    return part
-
-
-def _same_names(listed: list[Json], part: Checkpoint) -> bool:
-    return all(type(name) is str for name in listed) and sorted(listed) == sorted(part.entries)
+def _refuse_other(place: Path, what: str, said: Json, found: Json) -> None:
+    """Refuse what a manifest says otherwise than its shards; names stand in any order."""
+    if said == found or (type(said) is type(found) is list and sorted(map(str, said)) == sorted(map(str, found))):
+        return
+    if type(said) is type(found) is dict:
+        wrong = [key for key in {**said, **found} if said.get(key) != found.get(key)]
+        said, found = {key: said.get(key) for key in wrong}, {key: found.get(key) for key in wrong}
+    raise FormatError(f"{place}: says {what} {said!r:.80}, and its shards {found!r:.80}; fetch it again")

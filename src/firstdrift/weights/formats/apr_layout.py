@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from ...core.dtypes import ITEMSIZE
 from ...core.mapped import Bytes
+from ...core.records import count_elements
 from ...core.sites import shown
 from ...errors import FormatError
-from ..checkpoint import Entry, count_elements
-from .apr_metadata import ChecksumMismatch, InvalidHeader, InvalidMagic, InvalidTensorIndex
+from ..checkpoint import Entry, overlap
+from .apr_metadata import InvalidHeader, InvalidMagic, InvalidTensorIndex, refuse_damage
 from .quantized_blocks import quantized_bytes, row_layout
 
 MAGIC = b"APR\0"
@@ -65,17 +66,15 @@ def checksum(header: bytes) -> int:
 
 def parse_header(data: bytes, place: object) -> Header:
     """Read a header in the order of the format's own reader: length, magic, checksum, layout."""
+    if data[:4] == MAGIC_V1:
+        raise InvalidMagic.at(place, "is APR version 1, which has no index of tensors; convert the model to version 2")
     if len(data) < BYTES:
         raise InvalidHeader.at(place, f"{len(data)} bytes are there and a header has {BYTES}; fetch it again")
-    magic = data[:4]
-    if magic != MAGIC:
-        raise InvalidMagic.at(place, f"starts with {magic!r}, not {MAGIC!r}; convert it to APR version 2")
+    if data[:4] != MAGIC:
+        raise InvalidMagic.at(place, f"starts with {data[:4]!r}, not {MAGIC!r}; convert it to APR version 2")
     _, major, minor, flags, count, metadata, metadata_size, index, tensors, claimed, _ = _FIELDS.unpack(data[:BYTES])
     actual = checksum(data)
-    if claimed != actual:
-        raise ChecksumMismatch.at(
-            place, f"the header claims checksum {claimed:08X} and has {actual:08X}; it is damaged, fetch it again"
-        )
+    refuse_damage(place, "the header", claimed, actual)
     if flags & COLUMN_MAJOR:
         raise InvalidHeader.at(place, "its tensors are column-major (flag 0800); import the model again, row-major")
     for flag, what in UNREADABLE.items():
@@ -94,11 +93,8 @@ def check_bounds(header: Header, size: int, place: object) -> None:
     if header.metadata_offset < BYTES:
         raise InvalidHeader.at(place, f"its metadata begins at byte {header.metadata_offset}, inside of the header")
     if not end <= header.index_offset <= header.data_offset:
-        raise InvalidHeader.at(
-            place,
-            f"metadata to {end}, index from {header.index_offset} and tensors from {header.data_offset} overlap; "
-            "fetch it again",
-        )
+        said = f"metadata to {end}, index from {header.index_offset} and tensors from {header.data_offset} overlap"
+        raise InvalidHeader.at(place, f"{said}; fetch it again")
     if header.data_offset > size:
         raise InvalidHeader.at(place, f"its tensors begin at byte {header.data_offset} and it ends at {size}; cut off")
 
@@ -110,7 +106,7 @@ CODES = {
 DTYPES = {code: name for name, code in CODES.items()} | {8: "apr_q4", 9: "apr_q8"}  # 8 and 9 are older spellings
 MAX_NAME = 256
 MAX_DIMS = 8
-_U16, _U64 = struct.Struct("<H"), struct.Struct("<Q")
+_U16 = struct.Struct("<H")
 
 
 class Placed(NamedTuple):
@@ -137,20 +133,11 @@ def parse_index(data: Bytes, header: Header, size: int, place: object) -> list[P
     return found
 
 
-def pack_entry(placed: Placed, data_offset: int) -> bytes:
-    """The bytes of an entry."""
-    entry = placed.entry
+def pack_entry(entry: Entry, offset: int) -> bytes:
+    """The bytes of an entry whose tensor lies so far behind the first one."""
     name = entry.name.encode()
-    return b"".join(
-        (
-            _U16.pack(len(name)),
-            name,
-            bytes((CODES[entry.dtype], len(entry.shape))),
-            *(_U64.pack(dim) for dim in entry.shape),
-            _U64.pack(placed.offset - data_offset),
-            _U64.pack(entry.nbytes),
-        )
-    )
+    numbers = struct.pack(f"<{len(entry.shape) + 2}Q", *entry.shape, offset, entry.nbytes)
+    return _U16.pack(len(name)) + name + bytes((CODES[entry.dtype], len(entry.shape))) + numbers
 
 
 def required_bytes(placed: Iterable[Placed], data_offset: int) -> int:
@@ -178,8 +165,8 @@ def _parse_entry(data: Bytes, position: int, place: str) -> tuple[bytes, int, li
     code, ndim = take(2)
     if ndim > MAX_DIMS:
         raise InvalidTensorIndex.at(place, f"{ndim} dimensions are more than {MAX_DIMS}; export it again")
-    numbers = [_U64.unpack(take(8))[0] for _ in range(ndim + 2)]
-    return name, code, numbers[:-2], numbers[-2], numbers[-1], position
+    *dims, offset, nbytes = struct.unpack(f"<{ndim + 2}Q", take(8 * (ndim + 2)))
+    return name, code, dims, offset, nbytes, position
 
 
 def _checked(name: str, code: int, dims: list[int], offset: int, nbytes: int, place: str) -> Placed:
@@ -212,9 +199,5 @@ def _check_places(found: list[Placed], header: Header, size: int, place: object)
     required = required_bytes(found, header.data_offset)
     if required > size:
         raise InvalidTensorIndex.at(place, f"its tensors need {required} bytes and the file has {size}; it is cut off")
-    end, before = header.data_offset, ""
-    for entry, offset in sorted(found, key=lambda item: item.offset):
-        if entry.nbytes and offset < end:
-            raise InvalidTensorIndex.at(place, f"{shown(entry.name)!r} lies upon {shown(before)!r}; export it again")
-        if entry.nbytes:
-            end, before = offset + entry.nbytes, entry.name
+    if (why := overlap(found)) is not None:
+        raise InvalidTensorIndex.at(place, why)

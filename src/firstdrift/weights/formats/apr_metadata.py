@@ -5,15 +5,11 @@ own library names them.
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from collections.abc import Callable, Mapping
 
-from ...core.mapped import MappedFile
 from ...core.sites import shown
 from ...core.strict_json import Json, decode_object, plain
 from ...errors import FirstdriftError, FormatError
-from ..checkpoint import Array, Checkpoint, Entry
 
 
 class AprError(FormatError):
@@ -35,6 +31,13 @@ class InvalidHeader(AprError):  # noqa: N818
 
 class ChecksumMismatch(AprError):  # noqa: N818
     """The header or the file is not what was written."""
+
+
+def refuse_damage(place: object, what: str, claimed: int, actual: int) -> None:
+    """Compare two checksums."""
+    if claimed != actual:
+        said = f"{what} claims checksum {claimed:08X} and has {actual:08X}"
+        raise ChecksumMismatch.at(place, f"{said}; it is damaged, fetch it again")
 
 
 class MetadataError(AprError):
@@ -122,43 +125,3 @@ def pack_metadata(metadata: Mapping[str, Json], place: object) -> bytes:
     older = {alias for aliases in ALIASES.values() for alias in aliases}
     ordered |= {key: said[key] for key in sorted(said) if key not in older}
     return json.dumps(ordered, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-FORMAT = "apr"
-_HEADER = struct.Struct("<4sBBHIIIBBB9s")
-_SMALLEST = 36
-_MAX_UNCOMPRESSED = 1 << 30
-_COMPRESSIONS = ("none", "zstd-3", "zstd-19", "LZ4")
-
-
-def open_version1(file: MappedFile) -> Checkpoint:
-    """A checkpoint without tensors, whose notes say what the file is and what is wrong with it."""
-    notes = ["this is APR version 1: it has no index of tensors, convert the model to version 2", *_doubts(file)]
-
-    def load(entry: Entry) -> Array:
-        raise InvalidTensorIndex.at(file.path, f"APR version 1 has no tensor {entry.name!r}")
-
-    return Checkpoint(file.path, FORMAT, {}, load, files=[file], notes=notes)
-
-
-def _doubts(file: MappedFile) -> list[str]:
-    """What a reader of version 1 would refuse, in its order."""
-    if file.size < _SMALLEST:
-        return [f"it has {file.size} bytes and needs {_SMALLEST}"]
-    _, major, minor, kind, metadata, payload, uncompressed, compression, _, _, _ = _HEADER.unpack(file.read(0, 32))
-    claimed = int.from_bytes(file.read(file.size - 4, 4), "little")
-    actual = zlib.crc32(file.view(0, file.size - 4))
-    doubts = []
-    if claimed != actual:
-        doubts.append(f"its checksum is {claimed:08X} and should be {actual:08X}")
-    if major > 1:
-        doubts.append(f"its version is {major}.{minor}, above 1")
-    if not (1 <= kind <= 0x0A or kind in (0x10, 0x11, 0x12, 0x20, 0x21, 0x30, 0x40, 0xFF)):
-        doubts.append(f"its model type {kind:#x} is unknown")
-    if uncompressed > _MAX_UNCOMPRESSED:
-        doubts.append(f"it claims to grow to {uncompressed} bytes, more than {_MAX_UNCOMPRESSED}")
-    if compression >= len(_COMPRESSIONS):
-        doubts.append(f"its compression {compression} is unknown")
-    if 32 + metadata + payload > file.size - 4:
-        doubts.append(f"its payload would end at byte {32 + metadata + payload}, beyond {file.size - 4}")
-    return doubts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import gguf
 
 from ...core.mapped import Bytes, MappedFile
+from ...core.records import count_elements
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FormatError
-from ..checkpoint import Array, Checkpoint, Entry, count_elements, joined, tied_by_absence
+from ..checkpoint import Array, Checkpoint, Entry, joined, overlap, tied_by_absence
 from .gguf_header import GgufHeader, TensorInfo, parse_gguf_header
 from .gguf_names import FAMILIES, Family, Place, Stored, heads_of, hf_name, numbers, place_of, unpermuted
 
@@ -22,17 +24,16 @@ PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64", "I8": "i8", "
 
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file, with the other files of a split one."""
-    library = gguf_library(path)
     file = MappedFile(path)
     header = parse_gguf_header(file.view(0, file.size), path)
     count = header.fields.get("split.count", 1)
     if count in (0, 1):
-        return _open_part(file, header, header, library)
+        return _open_part(file, header, header)
     first, *others = [MappedFile(part) for part in _split_files(path, count)]
     about = parse_gguf_header(first.view(0, first.size), first.path)
-    parts = [_open_part(first, about, about, library)]
+    parts = [_open_part(first, about, about)]
     for other in others:
-        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about, library))
+        parts.append(_open_part(other, parse_gguf_header(other.view(0, other.size), other.path), about))
     return joined(path, FORMAT, parts, about.fields, about.types)
 
 
@@ -40,9 +41,7 @@ def _split_files(path: Path, count: Json) -> list[Path]:
     """The files of a split model, in order; each must be there."""
     found = _SPLIT.fullmatch(path.name)
     if found is None or type(count) is not int or int(found[2]) != count:
-        raise FormatError(
-            f"{path}: says it is one of {count!r} files and is not named NAME-00001-of-0000N.gguf; rename it"
-        )
+        raise FormatError(f"{path}: is one of {count!r} files and not named NAME-00001-of-0000N.gguf; rename it")
     files = [path.with_name(f"{found[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     for file in files:
         if not file.is_file():
@@ -50,23 +49,24 @@ def _split_files(path: Path, count: Json) -> list[Path]:
     return files
 
 
-def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader, library: Any) -> Checkpoint:
+def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader) -> Checkpoint:
     """One file, whose model is described by the header of the first. Unknown architectures keep GGUF's names."""
     path, fields = file.path, about.fields
     architecture = fields.get("general.architecture")
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    measured = [_measure(info, library, file, header) for info in header.tensors]
-    _refuse_overlap(measured, path)
+    measured = [_measure(info, file, header) for info in header.tensors]
+    if (why := overlap((tensor.entry, tensor.offset) for tensor in measured)) is not None:
+        raise FormatError(f"{path}: tensor {why}")
     stored: dict[str, Stored] = {}
     unnamed: list[str] = []
     for tensor in measured:
-        place = place_of(tensor.info.name) if family else None
+        place = place_of(tensor.entry.name) if family else None
         name = hf_name(family, place) if family and place else None
+        pieces = [tensor]
         if family is None or place is None or name is None:
-            unnamed.append(tensor.info.name)
-            pieces = [Stored(tensor.entry(tensor.info.name), tensor.info.kind, tensor.offset, tensor.row_bytes)]
+            unnamed.append(tensor.entry.name)
         else:
-            pieces = _named(tensor, name, family, place, fields)
+            pieces = _named(tensor, name, family, place, fields, path)
         for piece in pieces:
             if piece.entry.name in stored:
                 raise FormatError(f"{path}: two tensors are {shown(piece.entry.name)!r}; fetch it again")
@@ -87,81 +87,47 @@ def _open_part(file: MappedFile, header: GgufHeader, about: GgufHeader, library:
     )  # fmt: skip
 
 
-def gguf_library(path: Path) -> Any:
-    """The `gguf` library, or a sentence that asks for it."""
-    try:
-        import gguf
-    except ImportError:
-        raise FormatError(f"{path}: GGUF needs the gguf library; pip install 'firstdrift[gguf]'") from None
-    return gguf
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A tensor of the file with its place and sizes."""
-
-    info: TensorInfo
-    dtype: str
-    quantized: bool
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    row_bytes: int
-    where: str
-
-    def entry(self, name: str) -> Entry:
-        return Entry(name, self.dtype, self.shape, self.nbytes, self.quantized)
-
-
-def _measure(info: TensorInfo, library: Any, file: MappedFile, header: GgufHeader) -> _Measured:
+def _measure(info: TensorInfo, file: MappedFile, header: GgufHeader) -> Stored:
+    """A tensor under GGUF's name, its bytes within the file."""
     where = f"{file.path}, tensor {shown(info.name)!r}"
     try:
-        kind = library.GGMLQuantizationType(info.kind)
+        kind = gguf.GGMLQuantizationType(info.kind)
     except ValueError:
         raise FormatError(f"{where}: this gguf library does not know the type {info.kind}; upgrade it") from None
-    block, size = library.GGML_QUANT_SIZES[kind]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
     columns = info.dims[0] if info.dims else 1
     if columns % block:
-        raise FormatError(
-            f"{where}: rows of {columns} are no whole number of {kind.name} blocks ({block}); fetch it again"
-        )
+        raise FormatError(f"{where}: rows of {columns} are no whole number of {kind.name} blocks; fetch it again")
     nbytes = count_elements(where, info.dims) // block * size
     offset = header.data_offset + info.offset
     if offset + nbytes > file.size:
         raise FormatError(f"{where}: ends at byte {offset + nbytes} and the file at {file.size}; it is cut off")
     dtype = PLAIN.get(kind.name)
     row_bytes = columns // block * size if len(info.dims) > 1 else size  # a bias has rows of one number
-    return _Measured(
-        info, dtype or kind.name.lower(), dtype is None, tuple(reversed(info.dims)), offset, nbytes, row_bytes, where
-    )
+    entry = Entry(info.name, dtype or kind.name.lower(), tuple(reversed(info.dims)), nbytes, dtype is None)
+    return Stored(entry, info.kind, offset, row_bytes)
 
 
-def _named(tensor: _Measured, name: str, family: Family, place: Place, fields: dict[str, Json]) -> list[Stored]:
+def _named(
+    tensor: Stored, name: str, family: Family, place: Place, fields: dict[str, Json], path: Path
+) -> list[Stored]:
     """The tensors of ours in one of GGUF's: itself, or its experts one by one."""
-    shape, kind, offset = tensor.shape, tensor.info.kind, tensor.offset
+    entry, shape = tensor.entry, tensor.entry.shape
+    where = f"{path}, tensor {shown(entry.name)!r}"
     if "{e}" in name:
         if len(shape) != 3:
-            raise FormatError(f"{tensor.where}: is {list(shape)}, and stacked experts have three dimensions")
-        size = tensor.nbytes // max(1, shape[0])
+            raise FormatError(f"{where}: is {list(shape)}, and stacked experts have three dimensions")
+        size = entry.nbytes // max(1, shape[0])
         experts = [
-            Entry(name.replace("{e}", str(number)), tensor.dtype, shape[1:], size, tensor.quantized)
+            replace(entry, name=name.replace("{e}", str(number)), shape=shape[1:], nbytes=size)
             for number in range(shape[0])
         ]
-        return [Stored(entry, kind, offset + i * size, tensor.row_bytes) for i, entry in enumerate(experts)]
-    heads = heads_of(fields, place, shape[0] if shape else 0, tensor.where) if family.permuted else None
+        return [replace(tensor, entry=one, offset=tensor.offset + i * size) for i, one in enumerate(experts)]
+    heads = heads_of(fields, place, shape[0] if shape else 0, where) if family.permuted else None
     transposed = place.stem in family.transposed and len(shape) == 2
     shifted = family.shifted_norms and name.endswith("norm.weight")
-    entry = Entry(name, tensor.dtype, shape[::-1] if transposed else shape, tensor.nbytes, tensor.quantized)
-    return [Stored(entry, kind, offset, tensor.row_bytes, heads, transposed, shifted)]
-
-
-def _refuse_overlap(tensors: list[_Measured], path: Path) -> None:
-    end, before = 0, ""
-    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
-        if tensor.nbytes and tensor.offset < end:
-            raise FormatError(f"{path}: tensor {shown(tensor.info.name)!r} lies upon {shown(before)!r}; fetch it again")
-        if tensor.nbytes:
-            end, before = tensor.offset + tensor.nbytes, tensor.info.name
+    entry = replace(entry, name=name, shape=shape[::-1] if transposed else shape)
+    return [replace(tensor, entry=entry, heads=heads, transposed=transposed, shifted=shifted)]
 
 
 def _notes(architecture: Json, family: Family | None, unnamed: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 
 from ...core.mapped import Bytes
 from ...core.sites import shown
@@ -52,16 +53,11 @@ class _Cursor:
 
     def take(self, nbytes: int, what: str) -> memoryview:
         end = self.position + nbytes
+        said = f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes"
         if end > len(self.data):
-            raise FormatError(
-                f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes and the file ends at "
-                f"{len(self.data)}; it is cut off or damaged, fetch it again"
-            )
+            raise FormatError(f"{said} and the file ends at {len(self.data)}; it is cut off or damaged, fetch it again")
         if end > MAX_HEADER:
-            raise FormatError(
-                f"{self.place}: {what} at byte {self.position} claims {nbytes} bytes, and no header is longer than "
-                f"{MAX_HEADER}; fetch it again"
-            )
+            raise FormatError(f"{said}, and no header is longer than {MAX_HEADER}; fetch it again")
         part = self.data[self.position : end]
         self.position = end
         return part
@@ -90,9 +86,7 @@ class _Cursor:
             part = self.take(length * struct.calcsize(layout), what)
             return list(struct.unpack(f"<{length}{layout[1]}", part)), kind
         if kind != _STRING:
-            raise FormatError(
-                f"{self.place}: {what} is an array of the type {kind}, which is not supported; fetch it again"
-            )
+            raise FormatError(f"{self.place}: {what} is an array of the type {kind}, which is not read; fetch it again")
         if length * 8 > len(self.data) - self.position:
             raise FormatError(f"{self.place}: {what} claims {length} strings, more than the file has room for")
         return [self.text(what) for _ in range(length)], kind
@@ -138,53 +132,42 @@ Types = Mapping[str, tuple[int, ...]]  # of a key its type; of an array also tha
 _KINDS = gguf.GGUFValueType
 _KEYS = gguf.Keys
 FILE_TYPE, VERSION = "general.file_type", "general.quantization_version"
-# A config.json has whole numbers where GGUF has none.
-_FLOATS = (
-    _KEYS.Rope.FREQ_BASE, _KEYS.Rope.FREQ_BASE_SWA, _KEYS.Rope.SCALING_FACTOR, _KEYS.Rope.SCALING_ATTN_FACTOR,
-    _KEYS.Rope.SCALING_YARN_LOG_MUL, _KEYS.Attention.LAYERNORM_EPS, _KEYS.Attention.LAYERNORM_RMS_EPS,
-    _KEYS.Attention.GROUPNORM_EPS, _KEYS.Attention.SCALE, _KEYS.Attention.CLAMP_KQV, _KEYS.Attention.MAX_ALIBI_BIAS,
-    _KEYS.LLM.LOGIT_SCALE, _KEYS.LLM.ATTN_LOGIT_SOFTCAPPING, _KEYS.LLM.FINAL_LOGIT_SOFTCAPPING,
-    _KEYS.LLM.EXPERT_WEIGHTS_SCALE, _KEYS.LLM.RESIDUAL_SCALE, _KEYS.LLM.EMBEDDING_SCALE,
-)  # fmt: skip
 _ITEMS = {_KEYS.Tokenizer.SCORES: _KINDS.FLOAT32, _KEYS.Tokenizer.PRECOMPILED_CHARSMAP: _KINDS.UINT8}
-_WHOLE = (_KINDS.UINT32, _KINDS.INT32, _KINDS.UINT64, _KINDS.INT64)
-_RANGES = {_KINDS.UINT32: (0, 2**32), _KINDS.INT32: (-(2**31), 2**31), _KINDS.UINT64: (0, 2**64)}
+_WHOLE: dict[Any, Any] = {
+    _KINDS.UINT32: np.uint32,
+    _KINDS.INT32: np.int32,
+    _KINDS.UINT64: np.uint64,
+    _KINDS.INT64: np.int64,
+}
 # What llama.cpp calls a file most of whose numbers are in a type that it has several names for.
 _MIXED = {"Q3_K": "MOSTLY_Q3_K_M", "Q4_K": "MOSTLY_Q4_K_M", "Q5_K": "MOSTLY_Q5_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}
 
 
-def value_type(key: str, value: Json, said: Types, architecture: str) -> tuple[Any, Any] | None:
+def value_type(key: str, value: Json, said: Types) -> tuple[Any, Any] | None:
     """The type of a value and of its items, as the source had them or as llama.cpp expects; None for what has none."""
     if key in said and not (isinstance(value, list) and not value):
         kind, *items = said[key]
         return _KINDS(kind), _KINDS(items[0]) if items else None
-    if isinstance(value, list):
-        item = _ITEMS.get(key) or (_shared(value) if value else None)
+    if isinstance(value, list):  # arrays of whole numbers are signed wherever they can be
+        item = _ITEMS.get(key) or _shared_type(value, _KINDS.INT32)
         return None if item is None else (_KINDS.ARRAY, item)
-    if key in {name.format(arch=architecture) for name in _FLOATS} and isinstance(value, int | float):
-        return _KINDS.FLOAT32, None
-    plain = _plain([value], _WHOLE)
+    plain = _shared_type([value], _KINDS.UINT32)
     return None if plain is None else (plain, None)
 
 
-def _shared(values: Sequence[Json]) -> Any | None:
-    """The type of all items; arrays of whole numbers are signed wherever they can be."""
-    return _plain(values, (_KINDS.INT32, *_WHOLE))
-
-
-def _plain(values: Sequence[Json], whole: Sequence[Any]) -> Any | None:
-    if all(isinstance(value, bool) for value in values):
-        return _KINDS.BOOL
-    if all(type(value) is int for value in values):
-        fitting = (kind for kind in whole if kind in _RANGES and _within(values, *_RANGES[kind]))
+def _shared_type(values: Sequence[Json], first: Any) -> Any | None:
+    """The type of all values, None where they share none; of whole numbers `first` if they fit it."""
+    types = set(map(type, values))
+    if types == {int}:
+        fitting = (
+            kind
+            for kind in (first, *_WHOLE)
+            if np.iinfo(_WHOLE[kind]).min <= min(values) <= max(values) <= np.iinfo(_WHOLE[kind]).max
+        )
         return next(fitting, _KINDS.INT64)
-    if all(type(value) in (int, float) for value in values):
+    if types and types <= {int, float}:
         return _KINDS.FLOAT32
-    return _KINDS.STRING if all(isinstance(value, str) for value in values) else None
-
-
-def _within(values: Sequence[Json], least: int, end: int) -> bool:
-    return all(least <= value < end for value in values)
+    return {bool: _KINDS.BOOL, str: _KINDS.STRING}.get(types.pop()) if len(types) == 1 else None
 
 
 def file_type(entries: Sequence[Entry], kinds: Mapping[str, Any], said: Json) -> int:

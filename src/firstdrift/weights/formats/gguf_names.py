@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import gguf
 import numpy as np
 
 from ...core.dtypes import numpy_dtype
@@ -77,12 +78,8 @@ _GPT2 = {
 }
 FAMILIES = {
     "llama": Family(_decoder(_ATTENTION, _NORMS, _MLP, _MIXTRAL), permuted=True),
-    "arcee": Family(_PLAIN, permuted=True),
-    "granite": Family(_PLAIN, permuted=True),
-    "minicpm": Family(_PLAIN, permuted=True),
-    "olmo": Family(_PLAIN, permuted=True),
-    "smollm3": Family(_PLAIN, permuted=True),
-    "qwen2": Family(_PLAIN),
+    **dict.fromkeys(("arcee", "granite", "minicpm", "olmo", "smollm3"), Family(_PLAIN, permuted=True)),
+    **dict.fromkeys(("qwen2", "stablelm"), Family(_PLAIN)),
     "qwen3": Family(_decoder(_ATTENTION, _NORMS, _QK_NORMS, _MLP)),
     "qwen3moe": Family(_decoder(_ATTENTION, _NORMS, _QK_NORMS, _EXPERTS)),
     "phi3": Family(
@@ -92,7 +89,6 @@ FAMILIES = {
             {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
         )
     ),
-    "stablelm": Family(_PLAIN),
     "starcoder2": Family(_decoder(_ATTENTION, _NORMS, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})),
     "olmo2": Family(
         _decoder(
@@ -215,8 +211,6 @@ def numbers(data: Bytes, piece: Stored) -> Array:
 
 def _by_library(data: Bytes, piece: Stored, shape: tuple[int, ...]) -> Array:
     """What only the library decodes, in long rows: it is slow on many short ones, and works on copies."""
-    import gguf
-
     kind = gguf.GGMLQuantizationType(piece.kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     result = room_for(shape)
@@ -228,7 +222,5 @@ def _by_library(data: Bytes, piece: Stored, shape: tuple[int, ...]) -> Array:
             with np.errstate(all="ignore"):  # scales may be anything in a damaged file
                 flat[start * block : (start + step) * block] = gguf.quants.dequantize(part, kind).reshape(-1)
         except NotImplementedError:
-            raise FormatError(
-                f"tensor {shown(piece.entry.name)!r}: the gguf library cannot decode {kind.name}"
-            ) from None
+            raise FormatError(f"{shown(piece.entry.name)!r}: the gguf library cannot decode {kind.name}") from None
     return result

@@ -9,12 +9,13 @@ import gguf
 import numpy as np
 
 from ...core.atomic import replacing_path
+from ...core.dtypes import numpy_dtype
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FormatError
 from ..checkpoint import Array
 from ..dtype_rounding import Rounding
-from ..writing import Change, Job, Tensor, change, in_dtype, stored_bytes
+from ..writing import Job, Tensor, in_dtype, stored_bytes
 from .gguf_file import PLAIN
 from .gguf_header import FILE_TYPE, VERSION, file_type, value_type
 from .gguf_names import FAMILIES, Family, Place, gguf_name, heads_of, permuted
@@ -30,16 +31,13 @@ TOKENIZER, NO_TOKENIZER = "tokenizer.ggml.model", "no_vocab"  # llama.cpp then r
 EMBEDDING = "token_embd.weight"
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write the file; the metadata must say the architecture, which decides about names and rows."""
     architecture = job.metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise FormatError(
-            f"{job.path}: GGUF needs an architecture and the source says {architecture!r}; add config.json"
-        )
+        raise FormatError(f"{job.path}: GGUF needs an architecture, and there is {architecture!r}; add config.json")
     family = FAMILIES.get(architecture)
     tensors = [_stored(tensor, family, dict(job.metadata)) for tensor in job.tensors]
-    changes: list[Change] = []
     with replacing_path(job.path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         try:
@@ -49,16 +47,13 @@ def write(job: Job) -> tuple[list[Change], list[str]]:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for tensor, before in zip(tensors, job.tensors, strict=True):
-                data, rounding = stored_bytes(tensor)
+            for _, data in job.stored(tensors):
                 writer.write_tensor_data(data)
-                job.advance(data.nbytes)
-                changes += change(replace(tensor, entry=replace(tensor.entry, name=before.name)), rounding)
         finally:
             writer.close()
         job.verify()
     tokenizer = job.metadata.get(TOKENIZER, NO_TOKENIZER) != NO_TOKENIZER
-    return changes, [] if tokenizer else ["the source has no GGUF tokenizer, so that the file has none"]
+    return [] if tokenizer else ["the source has no GGUF tokenizer, so that the file has none"]
 
 
 def _stored(tensor: Tensor, family: Family | None, fields: dict[str, Json]) -> Tensor:
@@ -88,7 +83,7 @@ def _interleaved(tensor: Tensor, place: Place, fields: dict[str, Json]) -> Tenso
     def load() -> tuple[Array, Rounding]:
         data, rounding = stored_bytes(tensor)
         rows: Array = permuted(data, heads, data.nbytes // shape[0])
-        return rows if tensor.entry.quantized else rows.view(_dtype(tensor)).reshape(shape), rounding
+        return rows if tensor.entry.quantized else rows.view(numpy_dtype(tensor.entry.dtype)).reshape(shape), rounding
 
     return replace(tensor, load=load)
 
@@ -107,17 +102,11 @@ def _shifted(tensor: Tensor) -> Tensor:
 
     def load() -> tuple[Array, Rounding]:
         array, rounding = wide.load()
-        numbers = array.astype(np.float32)
-        lost = np.abs((numbers + np.float32(1)) - np.float32(1) - numbers)
-        return numbers + np.float32(1), rounding + Rounding(int((lost != 0).sum()), float(lost.max(initial=0)))
+        stored = np.add(array, 1, dtype=np.float32)
+        lost = np.abs(stored - np.float32(1) - array.astype(np.float32))
+        return stored, rounding + Rounding(int((lost != 0).sum()), float(lost.max(initial=0)))
 
     return replace(wide, load=load)
-
-
-def _dtype(tensor: Tensor) -> np.dtype[Any]:
-    from ...core.dtypes import numpy_dtype
-
-    return numpy_dtype(tensor.entry.dtype)
 
 
 def _announce(writer: Any, tensor: Tensor) -> None:
@@ -126,9 +115,7 @@ def _announce(writer: Any, tensor: Tensor) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     shape = entry.shape or (1,)
     if shape[-1] % block:
-        raise FormatError(
-            f"tensor {shown(entry.name)!r}: rows of {shape[-1]} are no whole number of {kind.name} blocks"
-        )
+        raise FormatError(f"{shown(entry.name)!r}: rows of {shape[-1]} are no whole number of {kind.name} blocks")
     stored = (*shape[:-1], shape[-1] // block * size)
     writer.add_tensor_info(entry.name, stored, np.dtype(np.uint8), entry.nbytes, raw_dtype=kind)
 
@@ -139,9 +126,9 @@ def _add_fields(writer: Any, job: Job, tensors: list[Tensor], architecture: str)
     said[FILE_TYPE] = file_type([tensor.entry for tensor in tensors], _KINDS, said.get(FILE_TYPE))
     said.setdefault(VERSION, QUANTIZATION_VERSION)
     if said.setdefault(TOKENIZER, NO_TOKENIZER) == NO_TOKENIZER:
-        sizes = [tensor.entry.shape[0] for tensor in tensors if tensor.name == EMBEDDING]
+        sizes = [tensor.entry.shape[0] for tensor in tensors if tensor.entry.name == EMBEDDING]
         said |= {f"{architecture}.vocab_size": size for size in sizes}  # where llama.cpp looks for it then
     for key, value in said.items():
-        kinds = value_type(key, value, job.types, architecture)
+        kinds = value_type(key, value, job.types)
         if key != "general.architecture" and kinds is not None:
             writer.add_key_value(key, value, *kinds)

@@ -5,7 +5,7 @@ written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from ...errors import FormatError, TraceExistsError, storage
 from ...store.formats.safetensors_trace import INDEX_SUFFIX
 from ..checkpoint import Checkpoint, declared_ties
 from ..json_file import read_json_object
-from .safetensors_weights import open_safetensors, open_sharded
 
 FORMAT = "hf"
 CONFIG = "config.json"
@@ -31,9 +30,9 @@ PATTERNS = (
 _PREFERRED = ("model", "pytorch_model")  # what the library itself looks for, in this order
 
 
-def open_directory(path: Path) -> Checkpoint:
+def open_directory(path: Path, open_file: Callable[[Path], Checkpoint]) -> Checkpoint:
     """Open the weights in a directory; with a config.json beside them it is a Hugging Face model."""
-    weights = _open_one(*weights_file(path))
+    weights = open_file(weights_file(path))
     if not (path / CONFIG).is_file():
         return weights
     config = read_json_object(path / CONFIG)
@@ -52,9 +51,8 @@ def tokenizer_files(path: Path) -> list[str]:
     return [name for name in TOKENIZER_FILES if (path / name).is_file()]
 
 
-def weights_file(path: Path) -> tuple[Path, str]:
-    """The index if there is one, else the one file, and the pattern it was found by; several that nothing tells apart
-    are refused."""
+def weights_file(path: Path) -> Path:
+    """The index if there is one, else the one file; several that nothing tells apart are refused."""
     there = sorted(path.iterdir())  # refused where it may not be read; a glob finds nothing there
     for pattern in PATTERNS:
         found = [file for file in there if file.match(pattern) and file.is_file() and file.name != "training_args.bin"]
@@ -65,18 +63,8 @@ def weights_file(path: Path) -> tuple[Path, str]:
             names = ", ".join(file.name for file in found[:5])
             raise FormatError(f"{path}: holds {len(found)} checkpoints and no index ({names}); name the one to open")
         if found:
-            return found[0], pattern
+            return found[0]
     raise FormatError(f"{path}: holds no weights (*.safetensors, *.bin, *.gguf, *.apr); name a directory that does")
-
-
-def _open_one(file: Path, pattern: str) -> Checkpoint:
-    if pattern.endswith(INDEX_SUFFIX):
-        return open_sharded(file)
-    if pattern == "*.safetensors":
-        return open_safetensors(file)
-    from ..open_checkpoint import open_checkpoint
-
-    return open_checkpoint(file)
 
 
 SINGLE, SHARDED = "model.safetensors", "model.safetensors.index.json"

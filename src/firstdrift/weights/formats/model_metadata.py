@@ -39,6 +39,11 @@ FURTHER = {
 }  # fmt: skip
 # Model types of Hugging Face whose GGUF architecture has another name.
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+# A config.json may have whole numbers for these, and GGUF has none.
+_FLOATS = (
+    "rope.freq_base", "rope.scaling.factor", "attention.layer_norm_rms_epsilon", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
 _NOT_CARRIED = ("general.alignment", "split.no", "split.count", "split.tensors.count")  # of the file, not the model
 
 
@@ -95,6 +100,7 @@ def _for_gguf(checkpoint: Checkpoint) -> dict[str, Json]:
     said = {field.gguf: about[field.apr] for field in FIELDS if field.gguf and field.apr in about}
     if "general.architecture" not in checkpoint.metadata:
         said |= _further(checkpoint, about)
+    said |= {key: float(said[key]) for key in _FLOATS if type(said.get(key)) is int}
     own = {key: value for key, value in checkpoint.metadata.items() if "." in key and key not in _NOT_CARRIED}
     return {
         "general.architecture": architecture,

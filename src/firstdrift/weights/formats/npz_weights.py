@@ -6,16 +6,15 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from numpy.lib import format as numpy_format
 
 from ...core.atomic import replacing_path
 from ...core.dtypes import ML_NAMES, NUMPY_NAMES, numpy_dtype
 from ...core.mapped import MappedFile
 from ...core.sites import shown
 from ...errors import FormatError
-from ...store.formats.npz import read_archive
+from ...store.formats.npz import read_archive, write_member
 from ..checkpoint import Array, Checkpoint, Entry
-from ..writing import Change, Job, change
+from ..writing import Job
 
 FORMAT = "npz"
 
@@ -42,18 +41,14 @@ DTYPES = tuple(NUMPY_NAMES)
 WIDENED = dict.fromkeys(ML_NAMES, "f32")  # numpy has no name for these
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write the archive."""
-    changes: list[Change] = []
     with replacing_path(job.path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for tensor in job.tensors:
             if "\0" in tensor.name or not tensor.name:
                 raise FormatError(f"tensor {shown(tensor.name)!r}: no archive can hold this name; rename it")
-            array, rounding = tensor.load()
-            array = np.asarray(array, numpy_dtype(tensor.entry.dtype), order="C")
-            with archive.open(zipfile.ZipInfo(f"{tensor.name}.npy"), "w", force_zip64=True) as member:
-                numpy_format.write_array(member, array, version=(1, 0), allow_pickle=False)
-            job.advance(array.nbytes)
-            changes += change(tensor, rounding)
+        for tensor, data in job.stored(job.tensors):
+            array = data.view(numpy_dtype(tensor.entry.dtype)).reshape(tensor.entry.shape)
+            write_member(archive, tensor.name, array)
         job.verify()
-    return changes, ["metadata was left out: npz holds arrays only"] if job.metadata else []
+    return ["metadata was left out: npz holds arrays only"] if job.metadata else []

@@ -8,111 +8,40 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...core.atomic import replacing_path, replacing_together
+from ...core.atomic import replacing_path
 from ...core.dtypes import numpy_dtype
 from ...core.mapped import MappedFile
-from ...core.sites import shown
 from ...core.strict_json import Json, decode_object, encode
-from ...errors import FormatError, storage
-from ...store.formats.border import naming
+from ...errors import FormatError, naming
 from ...store.formats.safetensors_trace import DTYPES as NAMES
-from ...store.formats.safetensors_trace import INDEX_SUFFIX
-from ..checkpoint import Array, Checkpoint, Entry, declared_ties, joined, plain_bytes
-from ..json_file import read_json_object
-from ..writing import Change, Job, Tensor, change, shards, stored_bytes
+from ...store.formats.safetensors_trace import INDEX_SUFFIX, read_claims
+from ..checkpoint import Array, Checkpoint, Entry, declared_ties
+from ..writing import Job, Shard, Tensor, write_shards
 
 FORMAT = "safetensors"
-SHARDED = "safetensors-sharded"
-MAX_INDEX_BYTES = 64 << 20
 CARRIED = "firstdrift.metadata"  # metadata that are no strings, as JSON; the format itself has only strings
 
 
 def open_safetensors(path: Path) -> Checkpoint:
     """Open one file."""
-    from safetensors import SafetensorError, safe_open
-
     file = MappedFile(path)
-    try:
-        with safe_open(path, "np") as opened:
-            metadata: dict[str, Json] = opened.metadata() or {}
-            slices = {key: opened.get_slice(key) for key in opened.offset_keys()}
-            claims = {key: (held.get_dtype(), held.get_shape()) for key, held in slices.items()}
-    except SafetensorError as error:
-        raise FormatError(f"{path}: not a valid safetensors file ({error}); download or export it again") from None
-    offset = 8 + int.from_bytes(file.read(0, 8), "little")  # the library has checked that nothing lies between
-    entries: dict[str, Entry] = {}
-    offsets: dict[str, int] = {}
-    for name, (kind, shape) in claims.items():
-        place = f"{path}, tensor {shown(name)!r}"
-        if kind not in NAMES:
-            raise FormatError(f"{place}: has dtype {kind}, which is not one of {', '.join(NAMES)}; convert it")
-        entries[name] = Entry(name, NAMES[kind], tuple(shape), plain_bytes(place, NAMES[kind], shape))
-        offsets[name] = offset
-        offset += entries[name].nbytes
-    if offset != file.size:
-        raise FormatError(f"{path}: its tensors end at byte {offset} but it has {file.size}; it changed while read")
+    stored, metadata = read_claims(file)
+    entries = {name: Entry(name, held.dtype, held.shape, held.at[2]) for name, held in stored.items()}
 
     def load(entry: Entry) -> Array:
-        view = file.view(offsets[entry.name], entry.nbytes)
+        view = file.view(stored[entry.name].at[1], entry.nbytes)
         return view.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
 
     said = _with_carried(metadata, path)
     return Checkpoint(path, FORMAT, entries, load, files=[file], metadata=said, aliases=declared_ties(said, entries))
 
 
-def _with_carried(metadata: dict[str, Json], path: Path) -> dict[str, Json]:
+def _with_carried(metadata: Mapping[str, Json], path: Path) -> dict[str, Json]:
     if CARRIED not in metadata:
-        return metadata
+        return dict(metadata)
     with naming(f"{path}: its {CARRIED}"):
         carried = decode_object(metadata[CARRIED])
     return {**carried, **{key: value for key, value in metadata.items() if key != CARRIED}}
-
-
-def open_sharded(index: Path) -> Checkpoint:
-    """Open the shards of an index: every tensor in the shard the index says, and in no other."""
-    about = read_json_object(index, MAX_INDEX_BYTES)
-    shard_of = weight_map(about, index)
-    parts = {name: open_safetensors(index.parent / name) for name in check_shards(shard_of, index)}
-    metadata: dict[str, Json] = {}
-    for part in parts.values():
-        metadata |= part.metadata
-    said = about.get("metadata")
-    checkpoint = joined(index, SHARDED, list(parts.values()), metadata | (said if isinstance(said, dict) else {}))
-    for key, name in shard_of.items():
-        if key not in parts[name].entries:
-            raise FormatError(
-                f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again"
-            )
-    for key in checkpoint.entries:
-        if key not in shard_of:
-            raise FormatError(f"{index}: does not list {shown(key)!r}, which a shard holds; fetch the shards again")
-    return checkpoint
-
-
-def weight_map(about: dict[str, Json], index: Path) -> dict[str, str]:
-    """Which shard holds which tensor, as an index says it."""
-    said = about.get("weight_map")
-    if type(said) is not dict or not said or not all(type(name) is str for name in said.values()):
-        raise FormatError(f"{index}: has no 'weight_map' from tensors to files; fetch it again")
-    return said
-
-
-def check_shards(shard_of: dict[str, str], index: Path) -> list[str]:
-    """The shards in order of appearance, each a file beside the index."""
-    names = list(dict.fromkeys(shard_of.values()))
-    for name in names:
-        if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-            raise FormatError(f"{index}: shard {shown(name)!r} is not a plain name beside the index; fetch it again")
-        with storage(index, "look for its shards", "fetch it again"):  # a name may be too long for the system
-            found = (index.parent / name).is_file()
-        if not found:
-            raise FormatError(f"{index}: names the shard {shown(name)}, which is not there; fetch it")
-    return names
-
-
-def is_index(path: Path) -> bool:
-    """Whether a file is named like the index of shards."""
-    return path.name.endswith(INDEX_SUFFIX)
 
 
 DTYPES = tuple(NAMES.values())
@@ -127,48 +56,32 @@ _ORDER = (
 _RANK = {code: rank for rank, code in enumerate(_ORDER)}
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write one file, or shards and their index."""
-    if job.format == "safetensors":
+    if job.format == FORMAT:
         with replacing_path(job.path) as partial:
-            return _write_file(job, partial, job.tensors), []
-    return _write_shards(job), []
+            _write_file(job, partial, job.tensors)
+        return []
+
+    def index_of(written: list[Shard]) -> str:
+        shard_of = {name: file for file, _, names in written for name in names}
+        total = sum(tensor.entry.nbytes for tensor in job.tensors)
+        return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}, indent=2)
+
+    write_shards(job, INDEX_SUFFIX, lambda path, part, *_: _write_file(job, path, part), index_of)
+    return []
 
 
-def _write_shards(job: Job) -> list[Change]:
-    """Shards first, the index last: without it nothing was written."""
-    if not job.path.name.endswith(INDEX_SUFFIX):
-        raise FormatError(f"{job.path}: is where an index would be written; end its name in {INDEX_SUFFIX}")
-    stem = job.path.name.removesuffix(INDEX_SUFFIX)
-    parts = shards(job.tensors, job.shard_bytes)
-    changes: list[Change] = []
-    shard_of: dict[str, str] = {}
-    total = sum(tensor.entry.nbytes for tensor in job.tensors)
-    with replacing_together(job.path) as place:
-        for number, part in enumerate(parts, 1):
-            name = f"{stem}-{number:05d}-of-{len(parts):05d}.safetensors"
-            changes += _write_file(job, place(job.path.parent / name), part)
-            shard_of |= {tensor.name: name for tensor in part}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-        place(job.path).write_bytes(json.dumps(index, indent=2).encode())
-    return changes
-
-
-def _write_file(job: Job, path: Path, tensors: list[Tensor]) -> list[Change]:
+def _write_file(job: Job, path: Path, tensors: list[Tensor]) -> None:
     ordered = sorted(tensors, key=lambda tensor: (_RANK[_CODES[tensor.entry.dtype]], tensor.name.encode()))
     header = _header(ordered, job.metadata)
     if len(header) > MAX_HEADER:
         raise FormatError(f"{job.path}: a header of {len(header)} bytes is more than {MAX_HEADER}; leave metadata out")
-    changes: list[Change] = []
     with open(path, "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        for tensor in ordered:
-            data, rounding = stored_bytes(tensor)
+        for _, data in job.stored(ordered):
             file.write(data)
-            job.advance(data.nbytes)
-            changes += change(tensor, rounding)
         job.verify()
-    return changes
 
 
 def _header(tensors: list[Tensor], metadata: Mapping[str, Json]) -> bytes:

@@ -18,10 +18,8 @@ from ...core.scratch import scratch
 from ...core.sites import shown
 from ...core.strict_json import Json
 from ...errors import FirstdriftError, FormatError
-from ..checkpoint import Array, Checkpoint, Entry, joined
-from ..json_file import read_json_object
-from ..writing import Change, Job, change
-from .safetensors_weights import MAX_INDEX_BYTES, check_shards, weight_map
+from ..checkpoint import Array, Checkpoint, Entry
+from ..writing import Job
 
 FORMAT = "pt"
 NESTED = ("state_dict", "model_state_dict", "model", "module")  # where training scripts put the weights
@@ -60,18 +58,6 @@ def open_torch(path: Path) -> Checkpoint:
     return Checkpoint(path, FORMAT, entries, load, files=[file], aliases=aliases, notes=notes)
 
 
-def open_torch_index(index: Path) -> Checkpoint:
-    """Open the shards of a `pytorch_model.bin.index.json`."""
-    shard_of = weight_map(read_json_object(index, MAX_INDEX_BYTES), index)
-    parts = {name: open_torch(index.parent / name) for name in check_shards(shard_of, index)}
-    for key, name in shard_of.items():
-        if key not in parts[name]:
-            raise FormatError(
-                f"{index}: says that {name} holds {shown(key)!r}, and it does not; fetch the shards again"
-            )
-    return joined(index, FORMAT, list(parts.values()), {})
-
-
 def _load(path: Path) -> Json:
     """The contents, through PyTorch's own restricted reader."""
     try:
@@ -83,10 +69,8 @@ def _load(path: Path) -> Json:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:  # PyTorch reports damage, refusals and lies by a dozen kinds
         why = str(error).strip().split("\n")[0][:200]
-        raise FormatError(
-            f"{path}: torch.load(weights_only=True) refuses it ({type(error).__name__}: {why}); only plain tensors are "
-            "read, save `model.state_dict()` or a safetensors file"
-        ) from None
+        said = f"torch.load(weights_only=True) refuses it ({type(error).__name__}: {why})"
+        raise FormatError(f"{path}: {said}; save `model.state_dict()` or a safetensors file") from None
 
 
 def _state_dict(said: Json, path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -131,25 +115,22 @@ DTYPES = tuple(ITEMSIZE)
 WIDENED: dict[str, str] = {}
 
 
-def write(job: Job) -> tuple[list[Change], list[str]]:
+def write(job: Job) -> list[str]:
     """Write the file. PyTorch wants every tensor at once, so what was converted waits in a file that vanishes."""
     try:
         import torch
     except ImportError:
         raise FormatError(f"{job.path}: PyTorch files are written by torch, which is not installed") from None
-    changes: list[Change] = []
     tensors: dict[str, Any] = {}
-    for tensor in job.tensors:
-        array, rounding = tensor.load()
-        held = scratch(tensor.entry.shape, numpy_dtype(tensor.entry.dtype), in_memory=0 if array.nbytes else None)
-        held[...] = array
+    for tensor, data in job.stored(job.tensors):
+        dtype, shape = numpy_dtype(tensor.entry.dtype), tensor.entry.shape
+        held = scratch(shape, dtype, in_memory=0 if data.nbytes else None)
+        held[...] = data.view(dtype).reshape(shape)
         tensors[tensor.name] = _tensor(torch, held, tensor.entry.dtype)
-        job.advance(held.nbytes)
-        changes += change(tensor, rounding)
     with replacing(job.path) as file:
         _save(torch, tensors, file)
         job.verify()
-    return changes, ["metadata was left out: a state_dict holds tensors only"] if job.metadata else []
+    return ["metadata was left out: a state_dict holds tensors only"] if job.metadata else []
 
 
 def _save(torch: Any, tensors: dict[str, Any], file: BinaryIO) -> None:

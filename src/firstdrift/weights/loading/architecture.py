@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
 
 from ...core.regular import read_regular
 from ...core.strict_json import Json
-from ...errors import FirstdriftError, FormatError, NotFoundError, StorageError, WeightsError
+from ...errors import FirstdriftError, FormatError, StorageError, WeightsError
 from ..checkpoint import Checkpoint
 from ..formats.hf_directory import CONFIG
 from ..formats.hf_directory import FORMAT as HF
+from ..formats.model_metadata import FIELDS
 from ..json_file import read_json_object
 from ..open_checkpoint import open_checkpoint
 from .failures import ARCHITECTURE, ENCODER, MAGIC, OPEN
@@ -61,20 +63,7 @@ class Architecture(Fields):
         return {field.name: asdict(self)[field.name] for field in fields(Fields)}
 
 
-# What each format calls the ten; `{}` is the architecture's own name, which GGUF puts before every key.
-NAMES_IN = {
-    "config": {
-        "num_kv_heads": "num_key_value_heads",
-    },
-    "apr": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-    "gguf": {
-        "vocab_size": "{}.vocab_size", "hidden_size": "{}.embedding_length",
-        "num_attention_heads": "{}.attention.head_count", "num_kv_heads": "{}.attention.head_count_kv",
-        "intermediate_size": "{}.feed_forward_length", "num_hidden_layers": "{}.block_count",
-        "max_position_embeddings": "{}.context_length", "rope_theta": "{}.rope.freq_base",
-        "rms_norm_eps": "{}.attention.layer_norm_rms_epsilon",
-    },
-}  # fmt: skip
+_FIELD = {field.config.replace("key_value", "kv"): field for field in FIELDS}  # what each format calls the ten
 NAME_KEYS = {
     "config": ("architectures", "model_type"),
     "apr": ("hf_architecture", "hf_model_type", "architecture", "model_type"),
@@ -90,22 +79,30 @@ def read_architecture(path: str | PathLike[str]) -> Architecture:
     has no key for tied embeddings: they are tied if it has no output layer, and `derived` says so.
     """
     path = Path(path)
-    is_config = path.name.endswith(".json") and not path.name.endswith(".index.json")
-    if is_config or (path.is_dir() and not weights_in(path)):
-        return _of_config(path / CONFIG if path.is_dir() else path)
+    if _is_config(path) or (path.is_dir() and not weights_in(path)):
+        file = path / CONFIG if path.is_dir() else path
+        with _identified(file):
+            config = read_json_object(file)
+        return _checked("config", config, str(file), ())
     with open_described(path) as checkpoint:
         return architecture_of(checkpoint)
 
 
 def open_described(path: Path) -> Checkpoint:
     """Open a checkpoint; what cannot be read, is none, or is broken behind its magic carries the id of that."""
-    try:
+    with _identified(path):
         return open_checkpoint(path)
-    except StorageError as error:
-        raise _with_id(error, OPEN) from error
+
+
+@contextmanager
+def _identified(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FirstdriftError as error:
-        known = _first_bytes(path) in (b"APR\0", b"APRN", b"GGUF")
-        raise _with_id(error, ARCHITECTURE if known else MAGIC) from error
+        if isinstance(error, StorageError):
+            raise type(error)(f"{OPEN}: {error}") from error
+        known = _is_config(path) or _first_bytes(path) in (b"APR\0", b"APRN", b"GGUF")
+        raise FormatError(f"{ARCHITECTURE if known else MAGIC}: {error}") from error
 
 
 def architecture_of(checkpoint: Checkpoint, *, by_names: bool = True) -> Architecture:
@@ -120,10 +117,8 @@ def metadata_of(checkpoint: Checkpoint) -> tuple[Mapping[str, Json], Path]:
     beside = (path if path.is_dir() else path.parent) / CONFIG
     if kind_of(checkpoint) != "config" or "vocab_size" in checkpoint.metadata or not beside.is_file():
         return checkpoint.metadata, beside if checkpoint.format == HF else path
-    try:
+    with _identified(beside):
         return read_json_object(beside), beside
-    except FormatError as error:
-        raise _with_id(error, ARCHITECTURE) from error
 
 
 def labels_of(kind: str, metadata: Mapping[str, Json]) -> dict[str, str]:
@@ -150,16 +145,6 @@ def require_decoder(architecture: Architecture, place: object) -> None:
             f"{architecture.num_hidden_layers} layers, vocab_size {architecture.vocab_size}), and only decoder-only "
             "models can be used here; give a decoder's checkpoint"
         )
-
-
-def _of_config(path: Path) -> Architecture:
-    try:
-        config = read_json_object(path)
-    except StorageError as error:
-        raise _with_id(error, OPEN) from error
-    except FormatError as error:
-        raise _with_id(error, ARCHITECTURE) from error
-    return _checked("config", config, str(path), ())
 
 
 def _checked(
@@ -192,7 +177,8 @@ def _values(
             values[field.name] = not {GGUF_TIED_BY, "lm_head.weight"} & set(names)
             derived = (field.name,)
             continue
-        key = NAMES_IN[kind].get(field.name, field.name).replace("{}", name or "?")
+        spelled = _FIELD[field.name]
+        key = {"config": spelled.config, "apr": spelled.apr, "gguf": f"{name or '?'}.{spelled.gguf}"}[kind]
         found, key = _nested_rope(metadata, key) if kind == "config" else (metadata.get(key), key)
         wrong = _wrong(found, str(field.type))
         if wrong:
@@ -238,15 +224,14 @@ def weights_in(directory: Path) -> bool:
     return any(file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".apr") for file in directory.iterdir())
 
 
+def _is_config(path: Path) -> bool:
+    return path.name.endswith(".json") and not path.name.endswith(".index.json")
+
+
 def _first_bytes(path: Path) -> bytes:
     if not path.is_file():
         return b""
     return read_regular(path, 4)
-
-
-def _with_id(error: FirstdriftError, identifier: str) -> FirstdriftError:
-    kind = NotFoundError if isinstance(error, NotFoundError) else StorageError if identifier == OPEN else FormatError
-    return kind(f"{identifier}: {error}")
 
 
 LLAMA_370M = Architecture(
@@ -262,13 +247,3 @@ QWEN2_0_5B = Architecture(
 PRESETS = {"llama-370m": LLAMA_370M, "qwen2-0.5b": QWEN2_0_5B}
 LLAMA_370M_BAND = (366_000_000, 374_000_000)  # parameters, a tied output layer counted too
 BIASED = frozenset({"qwen2"})  # families whose q, k and v have a bias
-
-
-def parameter_count(of: Fields, *, biased: bool, count_tied: bool = False) -> int:
-    """How many numbers a decoder stores, q, k and v with a bias or not; `count_tied` counts a tied output too."""
-    hidden, inner = of.hidden_size, of.intermediate_size
-    shared = hidden // of.num_attention_heads * of.num_kv_heads
-    attention = 2 * hidden * hidden + 2 * hidden * shared + (hidden + 2 * shared if biased else 0)
-    layer = attention + 3 * hidden * inner + 2 * hidden
-    outputs = 1 if of.tie_word_embeddings and not count_tied else 2
-    return outputs * of.vocab_size * hidden + of.num_hidden_layers * layer + hidden

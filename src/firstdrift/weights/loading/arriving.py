@@ -86,58 +86,52 @@ def stored_dtype(checkpoint: Checkpoint, piece: Piece) -> str:
 
 def refused_dtype(assignment: Assignment, checkpoint: Checkpoint, cast: bool) -> str | None:
     """Why the numbers may not be had in the destination's dtype; None when they may."""
-    one = assignment.destination
+    place = assignment.destination
     for piece in (*assignment.pieces, *assignment.twins):
         dtype = stored_dtype(checkpoint, piece)
-        if dtype == one.dtype:
-            continue
-        if dtype not in FLOATS or one.dtype not in FLOATS:
-            return (
-                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; convert one of them"
-            )
-        if not cast:
-            return (
-                f"{one.name}: {piece.source} is {dtype} in the file and {one.dtype} in the model; ask for the change "
-                "with cast=True (--cast), or make the model in the file's dtype"
-            )
+        what = f"{place.name}: {piece.source} is {dtype} in the file and {place.dtype} in the model"
+        if dtype != place.dtype and not {dtype, place.dtype} <= set(FLOATS):
+            return f"{what}; convert one of them"
+        if dtype != place.dtype and not cast:
+            return f"{what}; ask for the change with cast=True (--cast), or make the model in the file's dtype"
     return None
 
 
 def expect(assignment: Assignment, checkpoint: Checkpoint, hand: Hand | None) -> Expected:
     """Read what a destination has to hold, check it, and keep it in hand; without one, try it. Nothing is written."""
-    one = assignment.destination
+    place = assignment.destination
     try:
         array, rounded = gather(assignment, checkpoint)
         if hand is not None:
             array = hand.keep(array)  # first, for what is checked has to be what is kept
         crc, wrong = scan(array)
         if wrong is not None:
-            return Expected(assignment, problem=f"{one.name}: {wrong}, in {_origin(assignment)} of {checkpoint.path}")
+            return Expected(assignment, problem=f"{place.name}: {wrong}, in {_origin(assignment)} of {checkpoint.path}")
         notes, another = compare_twins(assignment, checkpoint, array, crc)
         if another is not None:
             return Expected(assignment, problem=another)
     except FirstdriftError as error:
-        return Expected(assignment, problem=f"{one.name}: {error}")
+        return Expected(assignment, problem=f"{place.name}: {error}")
     if hand is not None:
         return Expected(assignment, crc, rounded, array=array, notes=notes)
-    return Expected(assignment, crc, rounded, tried=_through_a_tensor(one, array), notes=notes)
+    return Expected(assignment, crc, rounded, tried=_through_a_tensor(place, array), notes=notes)
 
 
 def compare_twins(
     assignment: Assignment, checkpoint: Checkpoint, array: Array, crc: int
 ) -> tuple[tuple[str, ...], str | None]:
     """What is to be said of tensors that are copies but for rounding, and the problem with one that is another."""
-    one, origin = assignment.destination, _origin(assignment)
+    place, origin = assignment.destination, _origin(assignment)
     notes = []
     for twin in assignment.twins:
-        other = gather(Assignment(one, (twin,)), checkpoint)[0]
+        other = gather(Assignment(place, (twin,)), checkpoint)[0]
         if crc32(other) == crc:
             continue
         found = difference(array, other, tuple(checkpoint.entry(piece.source) for piece in (*assignment.pieces, twin)))
         if not found.is_copy or array.dtype.kind in "iub":
             return (), (
-                f"{one.name}: {origin} and {twin.source} are tied in the model but not the same in the file (shape "
-                f"{list(one.shape)}, other values): {found}, and row {found.row} is off by {found.share:.0%} of its "
+                f"{place.name}: {origin} and {twin.source} are tied in the model but not the same in the file (shape "
+                f"{list(place.shape)}, other values): {found}, and row {found.row} is off by {found.share:.0%} of its "
                 "length; make an untied model to keep both (pretrain --untie)"
             )
         notes.append(f"{twin.source} is a rounded copy of {origin}, which is used for both: {found}")
@@ -149,18 +143,20 @@ def gather(assignment: Assignment, checkpoint: Checkpoint) -> tuple[Array, int]:
 
     What needs neither step nor change of dtype is the file's own memory.
     """
-    one = assignment.destination
+    place = assignment.destination
     parts, rounded = [], 0
     for piece in assignment.pieces:
         part = piece.of(checkpoint.array(piece.source))
-        if dtype_name(part.dtype) != one.dtype:
-            part, rounding = as_dtype(part, one.dtype, f"{checkpoint.path}, tensor {piece.source!r}")
+        if dtype_name(part.dtype) != place.dtype:
+            part, rounding = as_dtype(part, place.dtype, f"{checkpoint.path}, tensor {piece.source!r}")
             rounded += rounding.changed
         parts.append(part)
     whole = parts[0] if assignment.axis is None else np.concatenate(parts, assignment.axis)
-    if whole.shape != one.shape:
-        raise FormatError(f"{piece.source!r} came with shape {list(whole.shape)}, not {list(one.shape)}; open it again")
-    return np.ascontiguousarray(whole).reshape(one.shape), rounded  # numpy makes scalars one-dimensional
+    if whole.shape != place.shape:
+        raise FormatError(
+            f"{piece.source!r} came with shape {list(whole.shape)}, not {list(place.shape)}; open it again"
+        )
+    return np.ascontiguousarray(whole).reshape(place.shape), rounded  # numpy makes scalars one-dimensional
 
 
 def write(tensor: torch.Tensor, array: Array) -> None:

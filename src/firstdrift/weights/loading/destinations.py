@@ -14,17 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.dtypes import ML_NAMES
+from ...core.dtypes import LONG_NAMES
 from ...errors import CaptureError, FormatError
 from ..formats.hf_directory import CONFIG
 from ..json_file import read_json_object
-
-_TORCH_NAMES = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.complex64: "c64", torch.complex128: "c128",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint64: "u64",
-    torch.uint32: "u32", torch.uint16: "u16", torch.uint8: "u8", torch.bool: "bool",
-    **{getattr(torch, name): short for short, name in ML_NAMES.items()},
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +46,7 @@ class Destination:
     @property
     def dtype(self) -> str:
         """Its dtype by our name; that of torch where we have none."""
-        return _TORCH_NAMES.get(self.tensor.dtype, str(self.tensor.dtype))
+        return LONG_NAMES.get(str(self.tensor.dtype).removeprefix("torch."), str(self.tensor.dtype))
 
 
 def destinations(model: nn.Module) -> list[Destination]:

@@ -60,35 +60,34 @@ def family_of_names(names: Iterable[str]) -> str | None:
     return "gpt2" if _any(GPT2, names) else None
 
 
-def contradiction(labels: Mapping[str, str], told: str | None = None, *, biased: bool = False) -> str | None:
+def contradiction(labels: Mapping[str, str], named: str | None = None, *, biased: bool = False) -> str | None:
     """What is said twice and differently of one model, after the id of that; None where everything agrees.
 
-    `labels` are what metadata calls the model, by key; `told` is the family that tensor names tell. Labels that are in
+    `labels` are what metadata calls the model, by key; `named` is the family that tensor names tell. Labels that are in
     no table agree with everything. `biased` says that the model has biases in its attention.
     """
     families = {key: family for key, label in labels.items() if (family := family_of_metadata(label))}
     decoders = [f"{key} says {labels[key]}" for key in families if not is_encoder(labels[key])]
-    if told is not None and told not in ENCODERS:
-        decoders.append(f"its tensors have the names of family {told}")
+    if named is not None and named not in ENCODERS:
+        decoders.append(f"its tensors have the names of family {named}")
     encoder = next((key for key, label in labels.items() if is_encoder(label)), None)
     if encoder is not None and decoders:
         return f"{ENCODER}: {encoder} says {labels[encoder]}, an Encoder, but {' and '.join(decoders)}"
     if len(set(families.values())) > 1:
         said = ", but ".join(f"{key} says {labels[key]} (family {family})" for key, family in families.items())
         return f"{FAMILY}: {said}"
-    if families and told not in (None, *families.values()):
+    if families and named not in (None, *families.values()):
         key, family = next(iter(families.items()))
-        if not _may_tell(str(told), labels[key], biased):
-            return (
-                f"{FAMILY}: {key} says {labels[key]} (family {family}), but its tensors have the names of family {told}"
-            )
+        if not _may_tell(str(named), labels[key], biased):
+            said = f"{key} says {labels[key]} (family {family})"
+            return f"{FAMILY}: {said}, but its tensors have the names of family {named}"
     return None
 
 
-def _may_tell(told: str, label: str, biased: bool) -> bool:
+def _may_tell(named: str, label: str, biased: bool) -> bool:
     """Whether a model of another family rightly has names of this one: Phi is stored with biases or fused, as Qwen2
     is, and Llama has biases where its configuration asks for them."""
-    return told == "qwen2" and (biased or label.lower().startswith("phi"))
+    return named == "qwen2" and (biased or label.lower().startswith("phi"))
 
 
 def is_encoder(name: str | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from .map_lines import AMBIGUOUS, NUMBER, TURNED, MapLine, Options, map_line
+from .map_lines import AMBIGUOUS, NUMBER, Whole
 
 # What other libraries call a layer's weight and bias.
 ROLES = {
@@ -164,37 +164,23 @@ ATTENTION = ("c_attn", "in_proj")  # which hold q, k and v in this order, and do
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A layer and the parts it is made of. `cuts` say how its tensors lie, by what they are in the layer.
-
-    `in_file` is whether the whole is the file's, which is then split; else the file's parts are joined. Without cuts,
-    order or layout could be this or that.
-    """
+    """A layer of one side, the parts that it is made of, and how its tensors lie; nothing of that where order or
+    layout could be this or that."""
 
     whole: Layer
     parts: tuple[Layer, ...]
     in_file: bool
-    cuts: dict[str, tuple[bool, int]]
+    cuts: list[Whole]
 
     @property
     def turned(self) -> bool:
         """Whether a matrix has to be transposed."""
-        return any(turned for turned, _ in self.cuts.values())
+        return any(cut.turned for cut in self.cuts)
 
     @property
     def tensors(self) -> list[Tensor]:
         """Every tensor of the whole and its parts."""
         return [tensor for layer in (self.whole, *self.parts) for tensor in layer.tensors.values()]
-
-    def lines(self) -> Iterator[MapLine]:
-        """As a map says it."""
-        for role, (turned, axis) in self.cuts.items():
-            steps: Options = TURNED if turned else ()
-            whole, parts = self.whole.tensors[role].name, [layer.tensors[role].name for layer in self.parts]
-            if self.in_file:
-                yield map_line(whole, parts, (*steps, ("split", axis)))
-            else:
-                for place, part in enumerate(parts):
-                    yield map_line(part, (whole,), (*steps, ("join", axis), ("place", place)))
 
     def doubts(self) -> list[str]:
         """What is left to decide, a sentence for each tensor of the whole."""
@@ -217,14 +203,14 @@ def find_fused(wholes: Sequence[Layer], parts: Sequence[Layer], in_file: bool, t
         groups.setdefault((part.parent, part.numbers), []).append(part)
     for whole in wholes:
         runs = [
-            (run, cuts)
+            run
             for (_, numbers), members in groups.items()
             if numbers == whole.numbers
             for run in _runs(members)
-            if (cuts := _all_cuts(whole, run, in_file)) is not None
+            if _ways(whole, run, in_file)
         ]
         if len(runs) == 1:
-            yield _decided(whole, *runs[0], in_file, turned)
+            yield _decided(whole, runs[0], in_file, turned)
 
 
 def _runs(members: list[Layer]) -> Iterator[list[Layer]]:
@@ -233,48 +219,38 @@ def _runs(members: list[Layer]) -> Iterator[list[Layer]]:
             yield members[start : start + count]
 
 
-def _all_cuts(whole: Layer, run: list[Layer], in_file: bool) -> dict[str, list[tuple[bool, int]]] | None:
-    """By tensor, the ways in which shapes add up; None where one cannot be made up of the parts."""
+def _ways(whole: Layer, run: Sequence[Layer], in_file: bool) -> list[list[Whole]]:
+    """Of every tensor of a layer the ways in which those of the parts add up to it; none where one does not."""
     if any(part.tensors.keys() != whole.tensors.keys() for part in run):
-        return None
-    cuts = {
-        role: _cuts(one.shape, [part.tensors[role].shape for part in run], in_file)
-        for role, one in whole.tensors.items()
-    }
-    return cuts if all(cuts.values()) else None
-
-
-def _cuts(whole: Shape, parts: list[Shape], in_file: bool) -> list[tuple[bool, int]]:
-    """Whether the file's side is transposed, and the axis along which shapes add up then."""
-    if any(len(part) != len(whole) for part in parts):
         return []
-    found = []
-    for turned in (False, True) if len(whole) == 2 else (False,):
-        all_of_it = whole[::-1] if turned and in_file else whole
-        each = [part[::-1] for part in parts] if turned and not in_file else parts
-        found += [(turned, axis) for axis in range(len(whole)) if _adds_up(all_of_it, each, axis)]
-    return found
+    found = [_joins(one, [part.tensors[role] for part in run], in_file) for role, one in whole.tensors.items()]
+    return found if all(found) else []
+
+
+def _joins(whole: Tensor, parts: list[Tensor], in_file: bool) -> list[Whole]:
+    names, shapes = tuple(part.name for part in parts), [part.shape for part in parts]
+    return [
+        Whole(whole.name, names, axis, turned, in_file)
+        for turned in ((False, True) if len(whole.shape) == 2 else (False,))
+        for axis in range(len(whole.shape))
+        if _adds_up(whole.shape[::-1] if turned else whole.shape, shapes, axis)
+    ]
 
 
 def _adds_up(whole: Shape, parts: list[Shape], axis: int) -> bool:
-    return sum(part[axis] for part in parts) == whole[axis] and all(
-        part[:axis] + part[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for part in parts
-    )
+    rest = {part[:axis] + part[axis + 1 :] for part in parts}
+    return rest == {whole[:axis] + whole[axis + 1 :]} and sum(part[axis] for part in parts) == whole[axis]
 
 
-def _decided(
-    whole: Layer, run: list[Layer], cuts: dict[str, list[tuple[bool, int]]], in_file: bool, turned: bool
-) -> Fused:
+def _decided(whole: Layer, run: list[Layer], in_file: bool, turned: bool) -> Fused:
     """Square parts fit both ways round: they are taken as they lie where rows follow rows and nothing is transposed."""
     order = _spelled(whole, run)
-    chosen = {}
-    for role, ways in cuts.items():
-        if len(ways) > 1 and not turned and (False, 0) in ways:
-            ways = [(False, 0)]
-        if len(ways) == 1:
-            chosen[role] = ways[0]
-    sure = order is not None and len(chosen) == len(cuts)
-    return Fused(whole, tuple(order or run), in_file, chosen if sure else {})
+    chosen = []
+    for ways in _ways(whole, order or run, in_file):
+        plain = [way for way in ways if not (way.turned or way.axis or turned)]
+        chosen += plain if len(ways) > 1 and plain else ways if len(ways) == 1 else []
+    sure = order is not None and len(chosen) == len(whole.tensors)
+    return Fused(whole, tuple(order or run), in_file, chosen if sure else [])
 
 
 def _spelled(whole: Layer, run: list[Layer]) -> list[Layer] | None:

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from ...core.arrays import as_array
-from ...core.dtypes import dtype_name
 from ...errors import FirstdriftError, FormatError, WeightsError
 from ...kernels.threads import share
-from ..checkpoint import Array, Checkpoint, Entry, leased, undisturbed
+from ..checkpoint import Array, Checkpoint, entry_of, leased, undisturbed
 from ..open_checkpoint import open_checkpoint
 from . import arriving
 from .arriving import Expected, Hand
@@ -192,13 +191,10 @@ def in_memory(tensors: Mapping[str, Any]) -> Checkpoint:
     entries = {}
     for name, value in tensors.items():
         array = as_array(value, f"tensor {name!r}")
-        dtype = dtype_name(array.dtype)
-        if dtype is None:
-            raise FormatError(f"tensor {name!r}: dtype {array.dtype} is none that a checkpoint has; convert it")
+        entries[name] = entry_of(name, array)
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
         arrays[name] = array
-        entries[name] = Entry(name, dtype, array.shape, array.nbytes)
     return Checkpoint(Path("the given tensors"), IN_MEMORY, entries, lambda entry: arrays[entry.name].view())
 
 

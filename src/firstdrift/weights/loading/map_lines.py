@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,24 +49,19 @@ def map_line(source: str, targets: Sequence[str] = (), options: Options = ()) ->
     return MapLine(escape(source), tuple(escape(name) for name in targets), options)
 
 
-def joining(whole: Whole) -> list[MapLine]:
-    """How the file's parts make up a tensor of the model."""
+def lines_of(whole: Whole) -> list[MapLine]:
+    """How a tensor of the file is cut into the model's, or how the file's parts make up one of the model's."""
     turned = TURNED if whole.turned else ()
     if len(whole.parts) == 1:
-        return [map_line(whole.parts[0], (whole.name,), turned)]
+        names = (whole.name, whole.parts[0]) if whole.in_file else (whole.parts[0], whole.name)
+        return [map_line(names[0], names[1:], turned)]
+    if whole.in_file:
+        return [map_line(whole.name, whole.parts, (*turned, ("split", whole.axis)))]
     axis = 1 - whole.axis if whole.turned else whole.axis  # parts are turned before they are joined, not after
     return [
         map_line(part, (whole.name,), (*turned, ("join", axis), ("place", place)))
         for place, part in enumerate(whole.parts)
     ]
-
-
-def splitting(whole: Whole) -> MapLine:
-    """How a tensor of the file is cut into the model's."""
-    turned = TURNED if whole.turned else ()
-    if len(whole.parts) == 1:
-        return map_line(whole.name, whole.parts, turned)
-    return map_line(whole.name, whole.parts, (*turned, ("split", whole.axis)))
 
 
 def map_text(lines: Sequence[MapLine], names: Sequence[str], comments: Sequence[str] = ()) -> str:
@@ -171,18 +166,38 @@ Read = Callable[[str], Array]
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A tensor that is others joined along an axis, in this order; `turned` when it is transposed before that."""
+    """A tensor that is others joined along an axis, in this order; `turned` when it is transposed before that.
+
+    It is the file's, and the parts are the model's, or the other way round.
+    """
 
     name: str
     parts: tuple[str, ...]
     axis: int
     turned: bool = False
+    in_file: bool = False
 
     def __str__(self) -> str:
         if len(self.parts) == 1:
             return f"is {self.parts[0]}, transposed" if self.turned else f"is {self.parts[0]}"
         how = ", transposed" if self.turned else ""
         return f"is {', '.join(self.parts)} joined along axis {self.axis}{how}"
+
+
+def find_moved(file: Sequence[str], model: Sequence[str], read_file: Read, read_model: Read) -> Iterator[Whole]:
+    """Tensors that both sides have bit for bit, under another name, joined or cut; each is used once."""
+    parts, left = list(file), list(model)
+    for name in model:
+        whole = find_whole(name, read_model(name), parts, read_file)
+        if whole is not None:
+            parts = [part for part in parts if part not in whole.parts]
+            left.remove(name)
+            yield whole
+    for name in parts:
+        whole = find_whole(name, read_file(name), left, read_model)
+        if whole is not None:
+            left = [part for part in left if part not in whole.parts]
+            yield replace(whole, in_file=True)
 
 
 def find_whole(name: str, array: Array, parts: Sequence[str], read: Read) -> Whole | None:

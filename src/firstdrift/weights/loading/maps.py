@@ -88,9 +88,7 @@ def _line(name: Any, value: Any, where: str) -> Line:
     if isinstance(value, str):
         value = {"to": value}
     if not isinstance(value, Mapping) or "to" not in value:
-        raise FormatError(
-            f"{where}: {value!r} does not say where it goes; write a name, null to drop it, or {{to: ...}}"
-        )
+        raise FormatError(f"{where}: {value!r} does not say where it goes; write a name, null, or {{to: ...}}")
     for key in value:
         if key not in OPTIONS:
             raise FormatError(f"{where}: {key!r} is not an option; use {', '.join(OPTIONS)}")
@@ -131,7 +129,7 @@ def _steps(value: Mapping[str, Any], where: str) -> tuple[Transform, ...]:
     for step in given:
         if not isinstance(step, Mapping) or len(step) != 1 or next(iter(step)) not in STEPS:
             raise FormatError(
-                f"{where}: step {step!r} is not one of {', '.join(STEPS)}; write {{transpose: true}}, say"
+                f"{where}: step {step!r} is not one of {', '.join(STEPS)}; write, say, {{transpose: true}}"
             )
         ((kind, argument),) = step.items()
         found.append(STEPS[kind](list(argument) if isinstance(argument, tuple) else argument, where))

@@ -192,29 +192,31 @@ def _join(
 
 def _fit(assignment: Assignment, checkpoint: Checkpoint, plan: Plan) -> None:
     """Keep an assignment whose shape is the destination's."""
-    one = assignment.destination
+    place = assignment.destination
     made = ", ".join(str(piece) for piece in assignment.pieces)
-    shown = "" if made in one.names else f" (from {made})"
+    shown = "" if made in place.names else f" (from {made})"
     try:
         shape = _shape(assignment, checkpoint)
         twins = [twin.shape(checkpoint) for twin in assignment.twins]
     except ReconcileError as error:
-        plan.problems.append(f"{one.name}{shown}: {error}")
+        plan.problems.append(f"{place.name}{shown}: {error}")
         return
     size = int(np.prod(shape, dtype=object))
-    if shape == one.shape:
+    if shape == place.shape:
         plan.assignments.append(assignment)
     else:
         plan.misshapen.append(assignment)
-        how = f"init length {size}, the model has {one.size}" if size != one.size else f"{size} values in another shape"
+        how = f"{size} values in another shape"
+        if size != place.size:
+            how = f"init length {size}, the model has {place.size}"
         plan.problems.append(
-            f"{one.name}{shown}: {how}; shape {list(shape)} in the file, {list(one.shape)} in the model"
+            f"{place.name}{shown}: {how}; shape {list(shape)} in the file, {list(place.shape)} in the model"
         )
     for twin, other in zip(assignment.twins, twins, strict=True):
-        if other != one.shape:
+        if other != place.shape:
             plan.problems.append(
-                f"{one.name}: is tied to {twin.source} in the model; shape {list(other)} in the file, "
-                f"{list(one.shape)} in the model"
+                f"{place.name}: is tied to {twin.source} in the model; shape {list(other)} in the file, "
+                f"{list(place.shape)} in the model"
             )
 
 

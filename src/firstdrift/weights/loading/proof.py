@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.strict_json import Json
-from ...kernels import checksums
+from ...kernels import checksums, stats
 from ...kernels.checksums import crc32
 from ..checkpoint import Array
 from .failures import MEAN
@@ -85,12 +85,11 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 LARGEST_MEAN = 100.0
-CHUNK = 1 << 18  # elements looked at together
 
 
 def scan(array: Array) -> tuple[int, str | None]:
     """The CRC-32 of a contiguous array's bytes, and what is wrong with its values: NaN, infinity, a mean beyond 100."""
-    if not _is_ieee(array.dtype):
+    if array.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
         return crc32(array), wrong_values(array)
     crc, largest = checksums.scan(array)
     # No mean is larger than the largest magnitude, which is nearly always small enough to say all.
@@ -103,25 +102,11 @@ def wrong_values(array: Array) -> str | None:
     """Why these cannot be weights; None when they can. Integers and flags may have any value."""
     if array.dtype.kind in "iub" or not array.size:
         return None
-    nans = infinite = 0
-    total = 0j
-    flat = array.reshape(-1)
-    with np.errstate(all="ignore"):
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
-            part = part.astype(np.complex128 if part.dtype.kind == "c" else np.float64)
-            nans += int(np.count_nonzero(np.isnan(part)))
-            infinite += int(np.count_nonzero(np.isinf(part)))
-            total += complex(part.sum())
-    if nans or infinite:
-        found = " and ".join(f"{n} {what}" for n, what in ((nans, "NaN"), (infinite, "Inf")) if n)
-        return f"{found} among {flat.size} values"
-    mean = total / flat.size
-    if abs(mean) > LARGEST_MEAN:
-        shown = mean if mean.imag else mean.real
-        return f"its mean is {shown:.6g}, beyond ±{LARGEST_MEAN:g} ({MEAN})"
-    return None
-
-
-def _is_ieee(dtype: np.dtype[np.generic]) -> bool:
-    return dtype.name in ("float16", "float32", "float64", "bfloat16")
+    if array.dtype.kind == "c":
+        return wrong_values(array.real) or wrong_values(array.imag)
+    found = stats(array)
+    bad = [f"{n} {what}" for n, what in ((found.nan_count, "NaN"), (found.inf_count, "Inf")) if n]
+    if bad:
+        return f"{' and '.join(bad)} among {found.count} values"
+    mean = found.mean or 0.0
+    return f"its mean is {mean:.6g}, beyond ±{LARGEST_MEAN:g} ({MEAN})" if abs(mean) > LARGEST_MEAN else None

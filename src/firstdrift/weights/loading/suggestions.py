@@ -4,11 +4,10 @@ used by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...core.arrays import as_array
-from ...core.dtypes import dtype_name
 from ...errors import FirstdriftError
 from ..checkpoint import Array, Checkpoint
 from ..dtype_rounding import FLOATS, as_dtype
@@ -20,59 +19,14 @@ from .map_lines import (
     TURNED,
     MapLine,
     Options,
-    find_whole,
-    joining,
+    find_moved,
+    lines_of,
     map_line,
     map_text,
     one_number,
     same_bits,
-    splitting,
 )
 from .plan import Assignment, Plan
-
-
-class ModelValues:
-    """The numbers of a model beside those of a checkpoint. Only what lies plain in the file is read."""
-
-    def __init__(self, places: Sequence[Destination], checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._held = {place.name: array for place in places if (array := _held(place)) is not None}
-        self._read: dict[tuple[str, str | None], Array | None] = {}
-
-    def turned(self, name: str, source: str) -> bool | None:
-        """Whether the model holds a square matrix of the file transposed; None where it holds neither."""
-        reference = self._held.get(name)
-        candidate = None if reference is None else self._array(source, dtype_name(reference.dtype))
-        if reference is None or candidate is None:
-            return None
-        if same_bits(reference, candidate):
-            return False
-        return True if same_bits(reference, candidate.T) else None
-
-    def lines(self, names: Sequence[str], sources: Sequence[str]) -> list[MapLine]:
-        """Lines for tensors of the model that are the file's: whole, joined of several, or parts of one."""
-        found: list[MapLine] = []
-        for dtype in dict.fromkeys(dtype_name(self._held[name].dtype) for name in names if name in self._held):
-            reference = {
-                n: self._held[n] for n in names if n in self._held and dtype_name(self._held[n].dtype) == dtype
-            }
-            read = {source: array for source in sources if (array := self._array(source, dtype)) is not None}
-            found += _lines(reference, read)
-        return found
-
-    def _array(self, source: str, dtype: str | None) -> Array | None:
-        """A tensor of the file as the model would hold it; None for what is quantized or does not fit the dtype."""
-        key = source, dtype
-        if key not in self._read:
-            entry = self._checkpoint.entry(source)
-            self._read[key] = None
-            if not entry.quantized and (entry.dtype == dtype or {entry.dtype, dtype} <= set(FLOATS)):
-                try:
-                    array = self._checkpoint.array(source)
-                    self._read[key] = array if dtype is None else as_dtype(array, dtype, source)[0]
-                except FirstdriftError:
-                    pass  # a tensor that cannot be read is reported by the load itself
-        return self._read[key]
 
 
 def _held(destination: Destination) -> Array | None:
@@ -83,35 +37,15 @@ def _held(destination: Destination) -> Array | None:
     return None if one_number(array) else array
 
 
-def _lines(reference: dict[str, Array], candidate: dict[str, Array]) -> list[MapLine]:
-    found: list[MapLine] = []
-    pairs = [
-        (name, source, turned)
-        for name, array in reference.items()
-        for source, other in candidate.items()
-        if (turned := _equal(array, other)) is not None
-    ]
-    for name, source, turned in pairs:
-        once = sum(name == one for one, *_ in pairs) == 1 == sum(source == one for _, one, _ in pairs)
-        if once:  # numbers that two tensors have tell neither
-            found.append(map_line(source, (name,), (("transpose", True),) if turned else ()))
-    paired = {name for name, *_ in pairs} | {source for _, source, _ in pairs}
-    reference = {name: array for name, array in reference.items() if name not in paired}
-    candidate = {name: array for name, array in candidate.items() if name not in paired}
-    for name, array in reference.items():
-        whole = find_whole(name, array, list(candidate), candidate.__getitem__)
-        found += joining(whole) if whole is not None else []
-    for source, array in candidate.items():
-        whole = find_whole(source, array, list(reference), reference.__getitem__)
-        found += [splitting(whole)] if whole is not None else []
-    return found
-
-
-def _equal(reference: Array, candidate: Array) -> bool | None:
-    """False when two arrays are equal, True when they are once one is transposed, None when they differ."""
-    if same_bits(reference, candidate):
-        return False
-    return True if reference.ndim == 2 and same_bits(reference, candidate.T) else None
+def _stored(checkpoint: Checkpoint, source: str, dtype: str) -> Array | None:
+    """A tensor of the file as the model would hold it; None for what is quantized or does not fit the dtype."""
+    entry = checkpoint.entry(source)
+    if entry.quantized or not (entry.dtype == dtype or {entry.dtype, dtype} <= set(FLOATS)):
+        return None
+    try:
+        return as_dtype(checkpoint.array(source), dtype, source)[0]
+    except FirstdriftError:  # a tensor that cannot be read is reported by the load itself
+        return None
 
 
 KERNEL = "kernel"  # matrices of this name are [in, out] in every library that has them
@@ -150,53 +84,52 @@ def suggested_map(plan: Plan, checkpoint: Checkpoint) -> str | None:
         [Tensor(destination.name, destination.shape) for destination in plan.missing],
         [Tensor(name, checkpoint.entry(name).shape) for name in plan.extra],
     )
-    values = ModelValues([*plan.missing, *(assignment.destination for assignment in _simple(plan))], checkpoint)
-    _by_value(draft, plan, values)
+    _by_value(draft, plan, checkpoint)
     _misshapen(draft, plan, checkpoint)
     _renamed(draft, plan)
     for in_file in (True, False):
         _fused(draft, in_file)
     _tied(draft, checkpoint)
     draft.lines += [map_line(b.name, (a.name,), _square(draft, b.name)) for a, b in draft.squares]
-    _named_squares(draft, plan, values)
+    _named_squares(draft, plan, checkpoint)
     if not draft.lines and not draft.doubts:
         return None
     return map_text([*draft.lines, *_dropped(draft)], list(checkpoint.entries), [*draft.doubts, *_left(draft)])
 
 
-def _simple(plan: Plan) -> Iterator[Assignment]:
-    """Tensors that were found by their names."""
-    for assignment in (*plan.misshapen, *plan.assignments):
-        if len(assignment.pieces) == 1 and assignment.pieces[0].is_plain:
-            yield assignment
+def _is_simple(assignment: Assignment) -> bool:
+    """Whether a tensor was found by its name, and lies in the file as it is."""
+    return len(assignment.pieces) == 1 and assignment.pieces[0].is_plain
 
 
-def _by_value(draft: _Draft, plan: Plan, values: ModelValues) -> None:
-    lines = values.lines([destination.name for destination in plan.missing], plan.extra)
-    speaking = {name for line in lines for name in (line.source, *line.targets)}
-    known = {map_line(tensor.name).source: tensor for tensor in (*draft.missing, *draft.unused)}
-    spoken_of = [known[name] for name in speaking if name in known]
-    draft.settle(spoken_of, spoken_of, lines)
+def _by_value(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
+    """Tensors whose numbers the model holds already: whole, joined of several, or parts of one."""
+    known = {tensor.name: tensor for tensor in (*draft.missing, *draft.unused)}
+    held = [(destination, array) for destination in plan.missing if (array := _held(destination)) is not None]
+    for dtype in dict.fromkeys(destination.dtype for destination, _ in held):
+        model = {destination.name: array for destination, array in held if destination.dtype == dtype}
+        file = {name: array for name in plan.extra if (array := _stored(checkpoint, name, dtype)) is not None}
+        for whole in find_moved(list(file), list(model), file.__getitem__, model.__getitem__):
+            spoken_of = [known[name] for name in (whole.name, *whole.parts)]
+            draft.settle(spoken_of, spoken_of, lines_of(whole))
 
 
 def _misshapen(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Matrices that bear the right name and are as large as wanted the other way round."""
     for assignment in plan.misshapen:
-        source = assignment.pieces[0].source
-        reference, candidate = _tensor(assignment.destination), Tensor(source, checkpoint.entry(source).shape)
-        if len(assignment.pieces) == 1 and assignment.pieces[0].is_plain and is_turned(reference, candidate):
+        place, source = assignment.destination, assignment.pieces[0].source
+        reference, candidate = Tensor(place.name, place.shape), Tensor(source, checkpoint.entry(source).shape)
+        if _is_simple(assignment) and is_turned(reference, candidate):
             draft.lines.append(map_line(source, (reference.name,), TURNED))
             draft.turned.append((source, True))
-
-
-def _tensor(destination: Destination) -> Tensor:
-    return Tensor(destination.name, destination.shape)
 
 
 def _renamed(draft: _Draft, plan: Plan) -> None:
     """Layers under other names, each with all it has."""
     same = {
-        parted(assignment.destination.name)[0]: parted(assignment.pieces[0].source)[0] for assignment in _simple(plan)
+        parted(assignment.destination.name)[0]: parted(assignment.pieces[0].source)[0]
+        for assignment in (*plan.misshapen, *plan.assignments)
+        if _is_simple(assignment)
     }
     reference, candidate = layers_of(draft.missing), layers_of(draft.unused)
     pairs, options = pair_layers(reference, candidate, same=same)
@@ -236,7 +169,9 @@ def _square(draft: _Draft, name: str) -> Options:
 
 def _fused(draft: _Draft, in_file: bool) -> None:
     """Layers of the file that are several in the model, or the other way round."""
-    sides = [layers_of(one for one in side if one.name not in draft.open) for side in (draft.unused, draft.missing)]
+    sides = [
+        layers_of(tensor for tensor in side if tensor.name not in draft.open) for side in (draft.unused, draft.missing)
+    ]
     wholes, parts = sides if in_file else sides[::-1]
     sure = [fused for fused in find_fused(wholes, parts, in_file, turned=True) if fused.turned]
     draft.turned += [(fused.whole.stem, True) for fused in sure]
@@ -247,7 +182,7 @@ def _fused(draft: _Draft, in_file: bool) -> None:
             draft.doubts += fused.doubts()
             draft.open |= {tensor.name for tensor in fused.tensors if not fused.cuts}
             if fused.cuts:
-                draft.settle(fused.tensors, fused.tensors, list(fused.lines()))
+                draft.settle(fused.tensors, fused.tensors, [line for cut in fused.cuts for line in lines_of(cut)])
 
 
 def _tied(draft: _Draft, checkpoint: Checkpoint) -> None:
@@ -262,31 +197,33 @@ def _tied(draft: _Draft, checkpoint: Checkpoint) -> None:
             draft.settle([tensor], [], [map_line(same[0], (same[0], tensor.name), (("tie", True),))])
 
 
-def _named_squares(draft: _Draft, plan: Plan, values: ModelValues) -> None:
+def _named_squares(draft: _Draft, plan: Plan, checkpoint: Checkpoint) -> None:
     """Square matrices that bear the right name would load as they lie, beside others that do not lie so."""
     spoken_of = {line.source for line in draft.lines}
     for assignment in plan.assignments if draft.any_turned else ():
-        name, source = assignment.destination.name, assignment.pieces[0].source
-        plain = (
-            len(assignment.pieces) == 1 and assignment.pieces[0].is_plain and map_line(source).source not in spoken_of
-        )
-        if plain and _is_square(assignment.destination.shape):
-            known = values.turned(name, source)
-            options = _square(draft, source) if known is None else TURNED if known else ()
-            draft.lines += [map_line(source, (name,), options)] if options else []
+        place, source = assignment.destination, assignment.pieces[0].source
+        if _is_simple(assignment) and map_line(source).source not in spoken_of and _is_square(place.shape):
+            held, stored = _held(place), _stored(checkpoint, source, place.dtype)
+            options = _square(draft, source)
+            if held is not None and stored is not None and (same_bits(held, stored) or same_bits(held, stored.T)):
+                options = () if same_bits(held, stored) else TURNED
+            draft.lines += [map_line(source, (place.name,), options)] if options else []
 
 
 def _dropped(draft: _Draft) -> list[MapLine]:
     """Tensors of layers that have no place in the model at all."""
-    left = [
-        tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] not in draft.used
-    ]
-    return [map_line(tensor.name) for tensor in left if draft.lines]
+    return [map_line(tensor.name) for tensor in _unplaced(draft, of_used=False)] if draft.lines else []
 
 
 def _left(draft: _Draft) -> list[str]:
-    kept = [tensor for tensor in draft.unused if tensor.name not in draft.open and parted(tensor.name)[0] in draft.used]
+    kept = _unplaced(draft, of_used=True)
     return [
         *(f"nothing likely for the model's {tensor}" for tensor in draft.missing if tensor.name not in draft.open),
         *(f"the model has no place for the file's {tensor}; give it one, or null to drop it" for tensor in kept),
     ]
+
+
+def _unplaced(draft: _Draft, of_used: bool) -> list[Tensor]:
+    """Tensors of the file that nothing speaks of, of layers that are in use or of the others."""
+    left = [tensor for tensor in draft.unused if tensor.name not in draft.open]
+    return [tensor for tensor in left if (parted(tensor.name)[0] in draft.used) is of_used]
