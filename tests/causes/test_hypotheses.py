@@ -14,13 +14,13 @@ from firstdrift.explain.relations import (
     integrity,
     layouts,
     permutations,
+    quantisation,
     wiring,
 )
 from firstdrift.explain.relations import coarser as rounding
 from firstdrift.explain.relations.hypotheses import Finding, explain, relative
 from firstdrift.explain.relations.known import TABLE
 from firstdrift.explain.relations.screening import LARGE, part_of
-from firstdrift.explain.stored import quantisation
 
 X = numbers(8, 16, 32)
 GENERIC = next(label for label, one in LABELS.items() if one.specificity == 0 and label == "scale")

@@ -11,8 +11,8 @@ import torch
 
 from firstdrift.core.sites import Site
 from firstdrift.explain.evidence import Evidence, Nowhere
+from firstdrift.explain.relations import strange_weights as weights
 from firstdrift.explain.relations.hypotheses import explain
-from firstdrift.explain.stored import strange_weights as weights
 
 SITE = Site(0, "weight", "layers.0.attn.q_proj", "weight")
 BY_NAME = {"op": "Linear"}

@@ -14,7 +14,7 @@ from .coarser import stored_coarser
 from .elementwise import offset, scale
 from .hypotheses import Finding, Hypothesis, residual
 from .layouts import axis_order
-from .permutations import index_shift, patterned, permuted
+from .permutations import index_shift, slices_moved
 
 MOST_CHANNELS = 16
 ROWS = 8  # per fitted number
@@ -24,11 +24,11 @@ def different_input(evidence: Evidence) -> Iterator[Finding]:
     """Whatever differs at an input: the sides were fed different data."""
     if evidence.site.phase != "input":
         return
-    for hypothesis in (patterned, axis_order, index_shift, scale, offset, _normalised, permuted, stored_coarser):
-        for hypothesi in hypothesis(evidence):
-            if residual(evidence, hypothesi) <= limit(evidence):
-                said = f"the two sides were fed different data: {hypothesi.sentence}"
-                yield Finding("different-input", said, None, 0, {"how": hypothesi.label, **hypothesi.parameters}, 0.0)
+    for hypothesis in (slices_moved, axis_order, index_shift, scale, offset, _normalised, stored_coarser):
+        for finding in hypothesis(evidence):
+            if residual(evidence, finding) <= limit(evidence):
+                said = f"the two sides were fed different data: {finding.sentence}"
+                yield Finding("different-input", said, None, 0, {"how": finding.label, **finding.parameters}, 0.0)
                 return
     a, b = evidence.expected, evidence.found
     share = float((a != b).mean()) if a.size else 1.0

@@ -57,6 +57,13 @@ LINEAR_CONV = "Conv1D"  # GPT-2's name for a linear layer
 FARTHEST = 8  # operations, back from a tensor, that are asked what they make
 
 
+def is_convolution(evidence: Evidence) -> bool:
+    """Whether a drift is in the kernel of a convolution."""
+    dimensions = evidence.expected.ndim
+    named = "conv" in evidence.op.lower() or (not evidence.op and dimensions >= 4)
+    return evidence.site.phase == "weight" and dimensions >= 3 and named
+
+
 def has_heads(evidence: Evidence) -> bool:
     """Whether an attention is around: q, k or v were merged, a number of heads is recorded, or its name says so.
 
@@ -133,6 +140,9 @@ def _splits(evidence: Evidence) -> Iterator[Shape]:
     shape, size = evidence.expected.shape, evidence.expected.size
     seen = {shape}
     yield shape
+    if evidence.site.phase == "weight":
+        yield from set(permutations(shape)) - seen
+        return
     for array in evidence.inputs.values():
         if array.size == size and array.ndim <= MOST_AXES and array.shape not in seen:
             seen.add(array.shape)
@@ -149,6 +159,14 @@ def _splits(evidence: Evidence) -> Iterator[Shape]:
 def _told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:
     shape = evidence.expected.shape
     moved = [axis for axis, other in enumerate(axes) if axis != other]
+    is_same = tuple(split[axis] for axis in axes) == shape
+    if is_convolution(evidence):
+        if is_same and axes[:2] == (0, 1):
+            return "conv-flip", "the kernel's spatial axes are exchanged"
+        return "conv-layout", f"the kernel's axes are stored in the order {axes}"
+    if evidence.site.phase == "weight" and moved == [len(shape) - 2, len(shape) - 1]:
+        how = "transposed" if is_same and split == shape else "read as if it were transposed"
+        return "transpose", f"{'the' if len(shape) == 2 else 'each'} matrix is {how}"
     if len(split) > len(shape) and split[:-2] == shape[:-1]:
         said = f"the last axis, split into {split[-2]} x {split[-1]}, is merged with its axes in the order {axes}"
         if has_heads(evidence):

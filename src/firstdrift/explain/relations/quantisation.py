@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ...core.traces import Array
 from ..evidence import Evidence
 from ..one_program.agreement import Floats, floats, limit
-from ..relations.hypotheses import Finding, Hypothesis
+from .hypotheses import Finding, Hypothesis
 
-GROUPS = (128, 64, 32)  # elements that share a step in common formats
+GROUPS = (256, 128, 64, 32, 16)  # elements that share a step in common formats
 LOOKED_AT = 64  # groups, spread over the tensor
 MEMBERS = 2048  # elements looked at in each
 FEWEST = 16  # members before a grid means anything

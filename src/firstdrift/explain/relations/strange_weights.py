@@ -1,21 +1,44 @@
-"""Weights that belong to another tensor, or to none: swapped, untied, not loaded."""
+"""Weights that are not the reference's: another tensor's, not loaded, flipped, lacking a term, in another layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import wraps
 
 import numpy as np
 
 from ...core.sites import Site
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import agree, distance, floats
-from ..relations.hypotheses import Finding, Hypothesis
-from . import weight_grids, weight_layouts, weight_values
-from .weight_layouts import SCREEN, is_weight
+from ..one_program.agreement import Floats, agree, distance, floats, limit
+from .coarser import stored_coarser
+from .elementwise import scale
+from .hypotheses import Finding, Hypothesis
+from .integrity import uninitialised
+from .layouts import axis_order, is_convolution
+from .permutations import index_shift, reordered, slices_moved
+from .quantisation import quantised, zero_point
 
 MOST_READ = 200_000_000  # elements of other weights that are looked at
+SCREEN = 4096  # elements compared before a whole array is
 LEAST = 64  # numbers, below which being uncorrelated means little
+LARGEST_RANK = 64
+
+
+def is_weight(evidence: Evidence) -> bool:
+    """Whether a drift is in floating-point weights that can be compared element by element."""
+    is_float = evidence.site.phase == "weight" and evidence.expected.dtype.kind == "f"
+    return is_float and evidence.expected.shape == evidence.found.shape and evidence.found.size > 1
+
+
+def of_weights(hypothesis: Hypothesis) -> Hypothesis:
+    """A hypothesis about any tensor, asked of weights alone."""
+
+    @wraps(hypothesis)
+    def asked(evidence: Evidence) -> Iterator[Finding]:
+        yield from hypothesis(evidence) if is_weight(evidence) else ()
+
+    return asked
 
 
 def of_another(evidence: Evidence) -> Iterator[Finding]:
@@ -110,11 +133,59 @@ def _name(site: Site) -> str:
     return f"{site.name}.{site.port}" if site.name else site.port
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (
-    of_another,
-    untied,
-    not_loaded,
-    *weight_layouts.HYPOTHESES,
-    *weight_values.HYPOTHESES,
-    *weight_grids.HYPOTHESES,
-)
+def kernel_flipped(evidence: Evidence) -> Iterator[Finding]:
+    """A convolution's kernel applied from its end."""
+    if not is_weight(evidence) or not is_convolution(evidence):
+        return
+    expected = floats(evidence.expected)
+    spatial = tuple(range(2, expected.ndim))
+    for axes in dict.fromkeys([spatial, *((axis,) for axis in spatial)]):
+        yield Finding("conv-flip", "the kernel is flipped", np.flip(expected, axes), 0, {"axes": list(axes)})
+
+
+def one_off(evidence: Evidence) -> Iterator[Finding]:
+    """A norm's weight stored as w on one side and as 1 + w on the other, or left at one."""
+    if not is_weight(evidence):
+        return
+    if np.all(evidence.found == 1):
+        yield Finding("uninitialised", "every weight is 1", floats(evidence.found), 0, {"value": 1.0})
+    for sign, word in ((1.0, "more"), (-1.0, "less")) if evidence.expected.ndim == 1 else ():
+        sentence = f"every weight is one {word} than it should be: 1 + w on one side, w on the other"
+        yield Finding("norm-plus-one", sentence, floats(evidence.expected) + sign, 0, {"offset": sign})
+
+
+def low_rank(evidence: Evidence) -> Iterator[Finding]:
+    """A difference of low rank: an adapter that was merged on one side only, or with another factor."""
+    if not is_weight(evidence) or evidence.expected.ndim < 2:
+        return
+    difference = (floats(evidence.found) - floats(evidence.expected)).reshape(len(evidence.found), -1)
+    rows, columns = difference.shape
+    most = min(LARGEST_RANK, rows // 4, columns // 4)
+    if most < 1 or not np.isfinite(difference).all() or _is_sparse(difference):
+        return
+    directions = np.random.default_rng(11).standard_normal((columns, most + 8))
+    basis, sizes, _ = np.linalg.svd(difference @ directions, full_matrices=False)
+    size = float(np.linalg.norm(floats(evidence.expected)))
+    floor = max(limit(evidence) * size * np.sqrt(most), sizes[0] * 1e-6)  # what noise adds in every direction
+    rank = int(np.count_nonzero(sizes > floor))
+    if 1 <= rank <= most:
+        term = basis[:, :rank] @ (basis[:, :rank].T @ difference)
+        if distance(term, difference) <= 0.1:
+            sentence = f"a term of rank {rank} is missing, extra or scaled otherwise, as of an adapter not merged"
+            predicted = floats(evidence.expected) + term.reshape(evidence.found.shape)
+            yield Finding("missing-term", sentence, predicted, rank * (rows + columns), {"rank": rank})
+
+
+def _is_sparse(difference: Floats) -> bool:
+    """Whether some rows or columns do not differ at all: what differs in a few rows has a low rank for nothing."""
+    return bool(np.mean(difference.any(0)) < 0.9 or np.mean(difference.any(1)) < 0.9)
+
+
+LAYOUTS: tuple[Hypothesis, ...] = (
+    kernel_flipped, *(of_weights(one) for one in (axis_order, slices_moved, index_shift)),
+)  # fmt: skip
+ALONE: tuple[Hypothesis, ...] = (
+    not_loaded, *LAYOUTS, one_off, low_rank,
+    *(of_weights(one) for one in (reordered, scale, stored_coarser, quantised, zero_point, uninitialised)),
+)  # fmt: skip
+HYPOTHESES: tuple[Hypothesis, ...] = (of_another, untied, *ALONE)
