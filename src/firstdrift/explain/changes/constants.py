@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import isfinite, prod
@@ -209,6 +209,33 @@ def _axes(around: Around, value: object) -> Iterator[object]:
         now = {dim % count for dim in value}
         for size in range(1, count + 1):
             yield from (tuple(dims) for dims in combinations(range(count), size) if set(dims) != now)
+
+
+def settings_apart(around: Around, candidate: Around) -> Iterator[Change]:
+    """Numbers, flags and axes that two calls of one operation are given otherwise."""
+    known: dict[str, Constant] = {constant.name: constant for constant in constants(around)}
+    for constant in constants(candidate):
+        mine = known.get(constant.name)
+        if mine is not None and mine.value != constant.value:
+            yield replace(mine.change(constant.value, free=0), bits=1.0)
+    for name, setting in candidate.settings.items():
+        reference = around.settings.get(name)
+        if (
+            reference is None
+            or reference.value == setting.value
+            or name in known
+            or (setting.kind.startswith("List[int]") and around.op == "view")
+        ):
+            continue
+        said = f"{name} of {around.written} is {_shown(setting.value)} instead of {_shown(reference.value)}"
+        parameters = {name: setting.value, f"reference_{name}": reference.value}
+        yield Change(f"{name} {setting.value}", setting_label(around, name), said, around.set(name, setting.value), 1.0,
+                     parameters=parameters)  # fmt: skip
+
+
+def _shown(value: object) -> str:
+    found = number(value)
+    return str(value) if found is None else plainly(found)
 
 
 def extras(around: Around) -> Iterator[Constant]:

@@ -16,8 +16,8 @@ from ...program.edits import Fragment, local, made_by
 from ...program.reruns import Rerun
 from ..naming import table_label
 from ..one_program.around import Around, Change
-from ..one_program.narrowing import Lined
 from ..one_program.values import told
+from ..two_programs.lined import Lined
 from .constants import plainly
 
 BITS = 4.0  # to say which table, of the few that a program holds

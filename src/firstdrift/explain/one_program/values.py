@@ -7,12 +7,13 @@ from pathlib import PurePath
 from typing import Any
 
 from ...core.sites import Site
-from ...program.calls import Call, Earlier, Ref
+from ...program.calls import Call, Earlier, Ref, reads
 from ...program.reruns import Rerun
 from .around import MOVES, Around, base, place_of
 
 PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
 SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
+TURNED = SHAPED | {"transpose", "permute", "t"}
 WRITTEN = MOVES | {"flatten", "unflatten", "contiguous", "repeat", "view_as", "expand_as", "getitem", "rearrange"}
 
 
@@ -82,3 +83,13 @@ def line_of(rerun: Rerun, number: int) -> str | None:
     """The file and the line of a call; of one that differentiates, those of the forward call."""
     place = place_of(rerun, number)
     return None if place is None else f"{PurePath(place.file).name}:{place.line}"
+
+
+def telling_call(rerun: Rerun, ref: Ref) -> int:
+    """The call that computes a value, past those that only move numbers."""
+    while (call := rerun.calls.get(ref.node)) is not None and base(call) in TURNED:
+        read = reads(call)
+        if not read or read[0] in rerun.given or read[0].node not in rerun.calls:
+            break
+        ref = read[0]
+    return ref.node

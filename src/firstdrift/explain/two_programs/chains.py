@@ -8,11 +8,12 @@ from pathlib import PurePath
 from ...core.sites import Site
 from ...program.calls import Call, Earlier, Leaf, Ref, reads
 from ...program.reruns import Rerun
-from ..naming import additional_label
+from ..asked import Answer, Asked
+from ..naming import CHANGED, additional_label
 from ..one_program.around import MOVES, Around, Change, base
-from ..one_program.narrowing import Lined
 from ..one_program.rows import PART, between, dropped_label, lines, names
-from ..one_program.values import site_told, told
+from ..one_program.values import line_of, site_told, told
+from .lined import Lined
 
 MOST_DEEP = 4  # calls within each other that are told
 FEW_DEEP = 2  # where it is one term of many
@@ -77,30 +78,26 @@ def _site(rerun: Rerun, ref: Ref) -> Site | None:
         ref = read[0]
 
 
-def goes_on(lined: Lined) -> tuple[str, str, int] | None:
-    """What the candidate makes of what the reference leaves as it is: label, sentence, and how many calls are not
-    the reference's as well."""
-    target = lined.reference.target
+def goes_on(asked: Asked, lined: Lined) -> Answer | None:
+    """What the candidate makes of what the reference leaves as it is."""
+    target, rerun = lined.reference.target, lined.candidate
     known = [ref for ref, own in lined.same.items() if own == target]
-    if not known or not lined.reference.array(target).any():
+    if not known or rerun.target in lined.same or not lined.reference.array(target).any():
         return None
-    rerun = lined.candidate
-    calls = between(rerun, rerun.target, max(known))
-    if not calls or rerun.target in lined.same:
-        return None
-    stop = frozenset(lined.same)
+    calls, stop = between(rerun, rerun.target, max(known)), frozenset(lined.same)
     more = makers_of(rerun, rerun.target, stop)
-    if len(more) > MOST_MORE:
+    if not calls or len(more) > MOST_MORE:
         return None
-    label = additional_label(more[0].op, Around(lined.reference, target.node)) if len(more) == 1 else "changed-call"
+    label = additional_label(more[0].op, Around(lined.reference, target.node)) if len(more) == 1 else CHANGED
     masks = " by a mask" if any(around.kind == "b" for around in more) else ""
     site = _site(lined.reference, target)
     what = told(lined.reference, target) if site is None else site_told(site)
-    said = (
-        f"the candidate goes on with {what}{masks}: it becomes {expression(rerun, rerun.target, stop)} ({lines(more)})"
-    )
-    copied = _of_a_copy(lined, calls)
-    return label, said + copied, 1 if copied else len(more)
+    becomes = f"it becomes {expression(rerun, rerun.target, stop)} ({lines(more)})"
+    place, copied = line_of(lined.reference, target.node), _of_a_copy(lined, calls)
+    said = f"{place}: " if place else ""
+    said += f"the candidate goes on with {what}{masks}: {becomes}{copied}"
+    count = 1 if copied else len(more)
+    return Answer(label, said, {"more": count}, asked.found, 0.0, 4.0 * count, 0, both=True)
 
 
 def _of_a_copy(lined: Lined, calls: Sequence[Around]) -> str:

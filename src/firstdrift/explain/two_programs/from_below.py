@@ -22,18 +22,20 @@ from ..asked import Answer, Asked
 from ..changes.constants import constants
 from ..naming import ACTIVATIONS, CHANGED
 from ..one_program.around import Around
-from ..one_program.narrowing import Lined, frontier, lined_up, shapes_of
 from ..one_program.refuting import Elsewhere
 from ..one_program.search import arounds_of, changes_that_fit
 from ..one_program.trying import OneSided, Question, Trial, Tried, apart
 from ..step_names import SETTINGS, named, settings_of
 from ..telling import told_of
+from .lined import Lined, frontier, lined_up, shapes_of
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it recorded
 MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocals
 UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
-CALLS = ("number ", "without ", "skipped", "order")  # kinds of changes of what a call does
+CALLS = (  # kinds of changes of what a call does
+    "number ", "without ", "skipped", "order", "first", "second", "everywhere", "nowhere",
+)  # fmt: skip
 BETTER = (
     (ACTIVATIONS, dict.fromkeys(("op-order", "scale", "offset", "skipped-op", CHANGED), "activation-variant")),
     (frozenset({"convolution"}), dict.fromkeys(("axis-order", "transpose", "interleave"), "conv-layout")),

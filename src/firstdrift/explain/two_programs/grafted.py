@@ -10,7 +10,7 @@ import numpy as np
 from ...program.calls import Ref, reads
 from ...program.edits import Edit, local
 from ...program.reruns import Rerun
-from ..changes.constants import SHAPES
+from ..changes.constants import SHAPES, settings_apart
 from ..naming import (
     CHANGED,
     additional_label,
@@ -23,10 +23,8 @@ from ..naming import (
     table_of_angles,
 )
 from ..one_program.around import MOVES, Around, Change, base
-from ..one_program.needing import edit_of, is_idle, lost
 from ..one_program.values import call_told, origin, told
-from .aligned import Aligned, Graft
-from .differing import settings_apart
+from .aligned import Aligned, Graft, edit_of, is_idle, lost
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side

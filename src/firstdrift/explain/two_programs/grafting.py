@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..one_program.around import Change
-from ..one_program.needing import edit_of
 from ..one_program.trying import Trial, Tried
-from .aligned import Aligned, Graft
+from .aligned import Aligned, Graft, edit_of
 from .grafted import described, has_other_sizes
 
 MOST_GRAFTS = 160  # calls made otherwise, beyond which two programs have too little in common

@@ -11,6 +11,7 @@ from ...core.sites import Site
 from ...core.traces import Array
 from ...program.calls import Call, Place, Ref, Step, reads
 from ...program.reruns import Rerun
+from ..asked import Answer, Asked
 from ..one_program.around import MOVES, base
 from ..one_program.trying import apart, size
 from ..one_program.values import site_told
@@ -19,16 +20,23 @@ LEAST = 1e-7  # relative: what both sides may round their other paths by
 MOST_TERMS = 16  # of a sum of paths
 
 
-def one_path_more(candidate: Rerun, expected: Array, noise: float) -> str | None:
-    """Which path only the candidate's gradient has: the rest of it is what is expected."""
-    path = _besides(candidate, expected, noise)
-    return None if path is None else f"the candidate's gradient has a term more, {_told(candidate, path)}"
-
-
-def one_path_less(reference: Rerun, found: Array, noise: float) -> str | None:
-    """Which path the candidate's gradient has not: the rest of the reference's is what was found."""
-    path = _besides(reference, found, noise)
-    return None if path is None else f"the candidate's gradient lacks a term, {_told(reference, path)}"
+def by_path(asked: Asked, rerun: Rerun | None) -> Answer | None:
+    """A path that only one side's gradient has: the rest of it is the other side's."""
+    replays, site = asked.replays, asked.site
+    candidate, own, noise = replays.own_rerun(site), replays.own_site(site), max(asked.noise, LEAST)
+    first = replays.counterparts.array(replays.first(site)) if rerun is None else rerun.array(rerun.target)
+    reference = replays.step(site)
+    if candidate is None or own is None or first is None or reference is None:
+        return None
+    path, label, has = _besides(candidate, first, noise), "gradient-formula", "has a term more"
+    told = None if path is None else _told(candidate, path)
+    if told is None and rerun is not None:
+        path, label, has = _besides(rerun, candidate.array(candidate.target), noise), "gradient-missing", "lacks a term"
+        told = None if path is None else _told(rerun, path)
+    if told is None:
+        return None
+    said = f"the candidate's gradient {has}, {told}{_detached(reference, candidate.step, site, own)}"
+    return Answer(label, said, {}, asked.found, 0.0, 6.0, 0, both=True)
 
 
 def _besides(rerun: Rerun, rest: Array, noise: float) -> Ref | None:
@@ -73,7 +81,7 @@ def _told(rerun: Rerun, path: Ref) -> str:
     return "of another path"
 
 
-def detached(reference: Step, candidate: Step, site: Site, own: Site) -> str:
+def _detached(reference: Step, candidate: Step, site: Site, own: Site) -> str:
     """That one side detaches the value of which this is a gradient, and where."""
     one, other = _detaching(reference, site), _detaching(candidate, own)
     if len(one) == len(other):

@@ -1,0 +1,125 @@
+"""Both sides' programs, lined up by what they compute: which values both of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from ...core.traces import Array
+from ...program.calls import Ref, reads
+from ...program.reruns import Rerun
+from ..masked_fills import without_fills
+from ..one_program.around import Around
+from ..one_program.trying import apart, size
+
+FILL = 1e8  # numbers beyond this stand for what is masked
+SAME = 1e-6  # relative: what two values differ by at most that are the same
+SHARE = 1e-2  # of the drift's own size
+MOST_AXES = 5
+
+
+@dataclass(frozen=True)
+class Lined:
+    """Two programs and which of their values are the same: by the candidate's, the reference's."""
+
+    reference: Rerun
+    candidate: Rerun
+    same: dict[Ref, Ref]
+    reference_same: frozenset[Ref]  # the reference's values that the candidate has as well, its axes in any order
+    equal: frozenset[Ref]  # those of which also the axes are in the same order
+    twins: dict[Ref, Ref]  # by the candidate's values, the reference's that are the same in the same shape
+    near: float
+
+
+def lined_up(reference: Rerun, candidate: Rerun, drift: float) -> Lined:
+    """Find the values that both sides have."""
+    near = min(SAME, SHARE * drift) if drift > 0 else SAME
+    known: dict[int, list[tuple[Ref, tuple[float, float]]]] = {}
+    for ref in _values(reference):
+        array = reference.array(ref)
+        known.setdefault(array.size, []).append((ref, _sums(array)))
+    same: dict[Ref, Ref] = {}
+    reference_same, equal, twins = set[Ref](), set[Ref](), dict[Ref, Ref]()
+    for ref in _values(candidate):
+        array = candidate.array(ref)
+        sums = _sums(array)
+        alike = [other for other, there in known.get(array.size, ()) if _close(sums, there, near)]
+        alike = [other for other in alike if as_shaped(array, reference.array(other), near) is not None]
+        exact = [
+            other
+            for other in alike
+            if reference.shape(other) == array.shape and _equal(array, reference.array(other), near)
+        ]
+        reference_same |= set(alike)
+        equal |= set(exact)
+        for known_as, some in ((same, alike), (twins, exact)):
+            if some:
+                known_as[ref] = max(some, key=lambda other: _likeness(reference, other, candidate, ref))
+    return Lined(reference, candidate, same, frozenset(reference_same), frozenset(equal), twins, near)
+
+
+def _likeness(reference: Rerun, ref: Ref, candidate: Rerun, other: Ref) -> tuple[bool, bool, int]:
+    """How much two equal values look like one another's: their shapes, what makes them, how far on they are."""
+    mine, own = reference.calls.get(ref.node), candidate.calls.get(other.node)
+    made = mine.op == own.op if mine is not None and own is not None else mine is own
+    return reference.shape(ref) == candidate.shape(other), made, -abs(ref.node - other.node)
+
+
+def _values(rerun: Rerun) -> Iterator[Ref]:
+    return (ref for ref in rerun.refs if rerun.kind(ref) != "c")
+
+
+def _sums(array: Array) -> tuple[float, float]:
+    wide = np.abs(np.asarray(array, np.float64))
+    wide = np.where(wide < FILL, wide, 1.0)
+    return float(wide.sum()), float((wide * wide).sum())
+
+
+def _close(one: tuple[float, float], other: tuple[float, float], near: float) -> bool:
+    return all(abs(a - b) <= 4 * near * max(abs(a), abs(b), 1e-300) for a, b in zip(one, other, strict=True))
+
+
+def as_shaped(array: Array, like: Array, near: float) -> Array | None:
+    """An array in the shape of another that it is equal to; None where it is none in any order of axes."""
+    for shaped in shapes_of(array, like.shape):
+        if _equal(shaped, like, near):
+            return shaped
+    return None
+
+
+def shapes_of(array: Array, shape: Sequence[int]) -> Iterator[Array]:
+    """An array in another shape: as it lies, and with its axes in other orders."""
+    if array.size != int(np.prod(shape)):
+        return
+    yield array.reshape(shape)
+    plain = array.squeeze()
+    if 1 < plain.ndim <= MOST_AXES:
+        for order in permutations(range(plain.ndim)):
+            if order != tuple(range(plain.ndim)):
+                turned = plain.transpose(order)
+                if turned.shape == tuple(number for number in shape if number != 1):
+                    yield turned.reshape(shape)
+
+
+def _equal(one: Array, other: Array, near: float) -> bool:
+    without = without_fills(np.asarray(one, np.float64), np.asarray(other, np.float64))
+    a, b = (np.asarray(array, np.float64) for array in without)
+    return apart(a, b) <= near * max(size(a), size(b))
+
+
+def frontier(lined: Lined) -> list[Around]:
+    """The reference's calls that make the first values that differ, of values that both sides have; the last first."""
+    rerun, same = lined.reference, lined.reference_same
+    changed = [
+        Ref(number, at) for number, call in rerun.calls.items() for at in range(len(call.results))
+        if not (Ref(number, at) in same or Ref(number, at) in rerun.given)
+    ]  # fmt: skip
+    first = [ref for ref in changed if all(_is_known(rerun, read, same) for read in reads(rerun.calls[ref.node]))]
+    return [Around(rerun, number) for number in reversed(dict.fromkeys(ref.node for ref in first))]
+
+
+def _is_known(rerun: Rerun, ref: Ref, same: frozenset[Ref]) -> bool:
+    return ref in same or ref in rerun.given or ref in rerun.leaves
