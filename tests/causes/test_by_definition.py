@@ -80,7 +80,7 @@ def test_a_weight_that_another_module_uses_too_is_not_blamed_on_one(shared, labe
     weight = numbers(6, 10, seed=5)
     other = weight if shared else numbers(6, 10, seed=6)
     around = Run({Site(0, "weight", "blocks.0.mix", "weight"): weight, Site(0, "weight", "head", "weight"): other})
-    assert backward(WEIGHT, parameters={"weight": weight}, around=around).label == label
+    assert backward(WEIGHT, around=around).label == label
 
 
 def test_it_is_said_of_a_large_tensor_too():

@@ -188,10 +188,8 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
     from ..explain.gathering import Runs, gather
 
     pairs = {pair.site: pair for pair in compared.alignment.pairs}
-    facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
-    facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
-    facts |= compared.alignment.unpaired
-    runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
+    facts: dict[str, Any] = {"batch": compared.reference.header.get("batch"), **compared.alignment.unpaired}
+    runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, facts)
     evidence = gather(result.site, runs, noise_of(result, case))
     if evidence is None:
         return None

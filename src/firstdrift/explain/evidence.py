@@ -16,9 +16,8 @@ class Surroundings(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a run knows besides tensors: `target`, `candidate_target`, `batch`, the headers' `optimizer` and
-        `candidate_optimizer`, and the sites that one side alone has, `reference_only` and `candidate_only`, where
-        known."""
+        """What a run knows besides tensors, where known: `target`, `candidate_target`, `batch`, and the sites that one
+        side alone has, `reference_only` and `candidate_only`."""
 
     def sites(self, phase: str) -> Sequence[Site]:
         """The compared sites of a phase, in causal order."""
@@ -79,8 +78,8 @@ class Evidence:
 
     `inputs` are what `expected` was computed from and `candidate_inputs` what `found` was computed from, under the
     same keys: ports (`in.0`) for the output of a module; the names of the sites before it for a tensor that was made
-    between modules (an attention's, from `layers.0.attn.q_proj` and so on). `parameters` are the weights and buffers
-    of the module by port (`weight`, `bias`, `running_mean`), and `op` its class as the reference recorded it.
+    between modules (an attention's, from `layers.0.attn.q_proj` and so on). `op` is the module's class and `attrs` are
+    its settings, as the reference recorded them.
     """
 
     site: Site
@@ -91,8 +90,5 @@ class Evidence:
     op: str = ""
     inputs: Mapping[str, Array] = field(default_factory=dict)
     candidate_inputs: Mapping[str, Array] = field(default_factory=dict)
-    parameters: Mapping[str, Array] = field(default_factory=dict)
-    candidate_parameters: Mapping[str, Array] = field(default_factory=dict)
     attrs: Mapping[str, Json] = field(default_factory=dict)
-    candidate_attrs: Mapping[str, Json] = field(default_factory=dict)
     around: Surroundings = field(default_factory=Nowhere)

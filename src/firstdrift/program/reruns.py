@@ -380,7 +380,7 @@ def _like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
             return other
         tensor = _expanded(tensor, other.shape)
     moved = tensor.to(other.dtype)
-    is_cut = tensor.is_floating_point() and not other.is_floating_point()  # fractions in the place of whole numbers stay
+    is_cut = tensor.is_floating_point() and not other.is_floating_point()  # fractions instead of whole numbers stay
     return tensor if is_cut and not torch.equal(moved.to(tensor.dtype), tensor) else moved
 
 

@@ -65,14 +65,7 @@ def activations(around: Around) -> Iterator[Change]:
         return
     x = around.tensors[0]
     now = "gelu-tanh" if around.op == "gelu" and around.call.kwargs.get("approximate") == "tanh" else around.op
-    for name in (
-        *ACTIVATIONS,
-        "gelu-tanh",
-        "quick-gelu",
-        "relu2",
-        "square",
-        *(("softmax",) if chosen else ()),
-    ):
+    for name in (*ACTIVATIONS, "gelu-tanh", "quick-gelu", "relu2", "square", *(("softmax",) if chosen else ())):
         if name != now:
             said, back = f"{_told(name)} instead of {_told(now)}", f"{_told(now)} instead of {_told(name)}"
             parameters = {"activation": name, "reference_activation": now}

@@ -117,7 +117,7 @@ def _unmasked(reference: Array, candidate: Array) -> tuple[Array, Array]:
 def _elsewhere_too(evidence: Evidence) -> bool:
     """Whether a weight is used by another module, whose part of the gradient may be what differs."""
     site = evidence.site
-    own = evidence.parameters.get(site.port)
+    own = evidence.around.reference(site._replace(phase="weight"))
     if own is None or own.ndim < 2:  # only matrices are shared; biases and gains are often alike by their start
         return False
     read = 0
