@@ -14,7 +14,6 @@ from firstdrift.explain.relations import (
     integrity,
     layouts,
     permutations,
-    quantisation,
     wiring,
 )
 from firstdrift.explain.relations import coarser as rounding
@@ -158,7 +157,7 @@ def test_the_numbers_survive_being_looked_at():
 ANY_OPERATION = tuple(
     hypothesis
     for family in (
-        by_definition, integrity, wiring, elementwise, layouts, permutations, rounding, quantisation,
+        by_definition, integrity, wiring, elementwise, layouts, permutations, rounding,
     )
     for hypothesis in family.HYPOTHESES
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from firstdrift.core.sites import Site
-from firstdrift.explain.evidence import Evidence, Nowhere
+from firstdrift.explain.evidence import Evidence, Surroundings
 from firstdrift.explain.relations import strange_weights as weights
 from firstdrift.explain.relations.hypotheses import explain
 
@@ -18,7 +18,7 @@ SITE = Site(0, "weight", "layers.0.attn.q_proj", "weight")
 BY_NAME = {"op": "Linear"}
 
 
-class Around(Nowhere):
+class Around(Surroundings):
     def __init__(self, tensors):
         self.tensors = tensors
 
@@ -37,7 +37,7 @@ def weight(*shape, seed=0):
 
 
 def evidence_of(expected, found, noise=1e-9, op="", port="weight", others=None):
-    around = Nowhere() if others is None else Around(others)
+    around = Surroundings() if others is None else Around(others)
     site = SITE._replace(port=port)
     return Evidence(site, np.asarray(expected, np.float64), np.asarray(found, np.float64), noise, op=op, around=around)
 

@@ -1,33 +1,34 @@
-"""Why a value drifts: asks the reference's program which smallest change of it gives what the candidate has."""
+"""Why a value drifts: the smallest change of the program that gives what the candidate has; numbers out of range."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from ..core.sites import Site
+from ..judge.replay.replays import Replays
 from ..program.reruns import Piece, Rerun
 from ..program.running.not_replayable import NotReplayableError
-from .asked import Answer, Asked
-from .changes.tables import exchanged_tables
+from .changes.states import exchanged_tables
 from .naming import CHANGED, more_label
-from .one_program.around import Around
-from .one_program.trying import Trial, apart, size
+from .one_program.agreement import size_of
+from .one_program.around import MOVES, Around
+from .one_program.trying import Answer, Asked, Trial, apart
 from .one_program.values import call_told, line_of, telling_call
 from .telling import length, told_of
 from .two_programs.aligned import aligned
-from .two_programs.chains import ends_earlier, goes_on
+from .two_programs.chains import by_path, ends_earlier, goes_on
 from .two_programs.from_below import Level, Sides, as_recorded, of_candidate, of_reference
 from .two_programs.grafting import smallest_graft
-from .two_programs.paths import by_path
 
 NARROW_WORK = 12_000.0  # calls that are made again, to find the value that differs
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
 FEW = 6.0  # bits: nor does a change of the reference's program for one of the candidate's
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
-MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
 MOST_CALLS = 600  # a program of more calls is no one operation
 WIDER = 1e-5  # relative: what numbers that are kept in float32 do to a run in float64
 ROUNDED = 1e-3  # relative: what float64 may be apart from what ran in a shorter format
@@ -126,7 +127,7 @@ def _off(asked: Asked) -> float:
     if made is None or made.shape != recorded.shape:
         return 0.0
     wide = np.asarray(recorded, np.float64)
-    whole = size(wide)
+    whole = size_of(wide)
     return apart(np.asarray(made, np.float64), wide) / whole if whole else 0.0
 
 
@@ -168,3 +169,36 @@ def _at_level(asked: Asked, level: Level) -> Answer | None:
         return further
     grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, NARROW_WORK))
     return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
+
+
+def beyond_range(replays: Replays, site: Site) -> str | None:
+    """What of the candidate's calls gives infinity or zero where float64, on the same numbers, does not."""
+    with suppress(NotReplayableError), replays.running():
+        candidate, reference = replays.own_rerun(site, exact=False), replays.rerun(site, exact=False)
+        if candidate is None or reference is None:
+            return None
+        if next(_lost(reference), None) is not None:
+            return None  # so does the reference
+        return next((_told(around, said) for around, said in _lost(candidate)), None)
+    return None
+
+
+def _lost(rerun: Rerun) -> Iterator[tuple[Around, str]]:
+    """The calls that leave the range, with what they give."""
+    for number in rerun.calls:
+        around = Around(rerun, number)
+        if around.kind != "f" or around.op in MOVES:
+            continue
+        found, wide = np.asarray(rerun.array(around.result), np.float64), rerun.alone(number)
+        if wide is None or wide.shape != found.shape:
+            continue
+        infinite = int(np.count_nonzero(np.isinf(found) & np.isfinite(wide)))
+        zero = int(np.count_nonzero((found == 0) & (wide != 0)))
+        if infinite or zero:
+            yield around, f"{infinite} infinities" if infinite else f"{zero} zeros"
+
+
+def _told(around: Around, said: str) -> str:
+    line = line_of(around.rerun, around.number)
+    where = f" ({line})" if line else ""
+    return f"{around.written}{where} leaves the range of its dtype: it gives {said} where float64 gives other numbers"

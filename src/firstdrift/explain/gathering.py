@@ -14,14 +14,14 @@ from ..core.traces import Array, Trace
 from ..errors import FirstdriftError
 from ..judge.graph import Graph
 from ..pair.pairs import Pair, ReconcileError
-from .evidence import Evidence
+from .evidence import Evidence, Surroundings
 from .masked_fills import load_without_fills, without_fills
 
 Tensors = dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+@dataclass(frozen=True)
+class Runs(Surroundings):
     """Both runs, by the reference's sites."""
 
     graph: Graph

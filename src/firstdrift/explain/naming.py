@@ -332,13 +332,6 @@ def order_label(around: Around, first: str) -> str:
     return "axis-order" if around.op in ("view", "transpose", "permute") else "op-order"
 
 
-def activation_label(around: Around) -> str:
-    """What it is called if another function of one number is applied."""
-    if CHOOSING & around.after:
-        return "activation-variant"
-    return "activation-variant"
-
-
 def source_label(around: Around, old: Ref, new: Ref) -> str:
     """What it is called if a call reads another tensor."""
     if around.is_parameter(old) and around.is_parameter(new):

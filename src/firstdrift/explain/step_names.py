@@ -11,7 +11,7 @@ from ..program.calls import Call, Earlier, Leaf, Ref, reads
 from ..program.reruns import Rerun
 from .naming import CHANGED, ROOTS
 from .one_program.around import MOVES, Around, Change, base
-from .one_program.rows import PART
+from .one_program.values import PART
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "state"
 PHASES: Mapping[str, str] = {"weight": PARAMETER, "grad": GRADIENT, "grad_scaled": GRADIENT, "optim": STATE}

@@ -9,13 +9,12 @@ from math import log10
 import numpy as np
 
 from ..judge.measure.result import Cause
-from .asked import Answer
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label
 from .one_program.agreement import distance
 from .one_program.around import Change
-from .one_program.trying import Tried
+from .one_program.trying import Answer, Tried
 from .one_program.values import line_of
 from .step_names import named
 from .two_programs.lined import Lined

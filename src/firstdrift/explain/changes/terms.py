@@ -9,7 +9,6 @@ from ...program.edits import Edit, local, made_by
 from ..naming import (  # fmt: skip
     CHANGED,
     CHOOSING,
-    activation_label,
     additional_label,
     factor_label,
     left_out_label,
@@ -70,7 +69,7 @@ def activations(around: Around) -> Iterator[Change]:
             said, back = f"{_told(name)} instead of {_told(now)}", f"{_told(now)} instead of {_told(name)}"
             parameters = {"activation": name, "reference_activation": now}
             edit = around.instead(*_function(name, x))
-            yield Change(name, activation_label(around), said, edit, 5.0, parameters=parameters, undone=back)
+            yield Change(name, "activation-variant", said, edit, 5.0, parameters=parameters, undone=back)
 
 
 def complements(around: Around) -> Iterator[Change]:
@@ -107,19 +106,13 @@ def operands(around: Around) -> Iterator[Change]:
             yield Change(f"without {at}", label, said, kept, 2.0, undone=back, undone_label=more)
         if sums:
             twice = "double-bias" if around.is_parameter(ref) and around.is_small(ref) else scaled_label(around, ref)
-            for factor, how, name in (
-                (2.0, "is added twice", twice),
-                (-1.0, "has the other sign", scaled_label(around, ref)),
-            ):
-                edit = around.reading(ref, local(0), made_by("mul.Tensor", ref, factor))
-                yield Change(
-                    f"{how} {at}", name, f"{term} {how}{_of(around, ref)}", edit, 4.0, parameters={"factor": factor}
-                )
+            ways = ((2.0, "is added twice", twice), (-1.0, "has the other sign", scaled_label(around, ref)))
+            for factor, how, name in ways:
+                edit, said = around.read_as(ref, made_by("mul.Tensor", ref, factor)), f"{term} {how}{_of(around, ref)}"
+                yield Change(f"{how} {at}", name, said, edit, parameters={"factor": factor})
         elif around.is_parameter(ref) and around.is_small(ref) and around.op == "mul":
-            edit = around.reading(ref, local(0), made_by("add.Tensor", ref, 1.0))
-            yield Change(
-                f"plus one {at}", "norm-plus-one", f"a gain w is applied as 1 + w{_of(around, ref)}", edit, 4.0
-            )
+            edit, said = around.read_as(ref, made_by("add.Tensor", ref, 1.0)), "a gain w is applied as 1 + w"
+            yield Change(f"plus one {at}", "norm-plus-one", said + _of(around, ref), edit)
 
 
 def _more(around: Around, ref: Ref, label: str) -> tuple[str, str]:

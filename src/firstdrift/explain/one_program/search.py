@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
@@ -27,19 +27,10 @@ TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, *states.TABLE
 READ = (states.stale, several.conjugates, several.leaves, several.exchanged)
 ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
 
-Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
 
-
-def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool = True) -> list[Tried]:
-    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats.
-
-    Unless it is to be `thorough`, only the first.
-    """
-    for stage in (
-        (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables)
-        if thorough
-        else (_gates, _simple)
-    ):
+def changes_that_fit(trial: Trial, arounds: Sequence[Around]) -> list[Tried]:
+    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats."""
+    for stage in (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables):
         found = list(stage(trial, arounds))
         if found or trial.late:
             return found

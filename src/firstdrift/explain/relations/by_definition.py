@@ -59,8 +59,6 @@ def _normalised(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("channel-scale", said, predicted, 2 * channels, details)
 
 
-MOST_COMPARED = 64  # gradients that are asked whether a loss differs by a constant
-SAME_GRADIENT = 1e-4  # relative: what a second backward pass in another order may leave of a gradient
 SHARED = 100_000_000  # elements of weights that are read to see whether one is used twice
 
 
@@ -77,21 +75,17 @@ def another_gradient(evidence: Evidence) -> Iterator[Finding]:
 
 
 def another_loss(evidence: Evidence) -> Iterator[Finding]:
-    """A loss that differs although the scores agree: by a constant where its gradients agree, else another loss."""
-    site = evidence.site
-    if site.phase != "loss" or not _finite(evidence) or _other_targets(evidence) or not _scores_agree(evidence):
+    """A loss that differs although the scores agree: another formula."""
+    if (
+        evidence.site.phase != "loss"
+        or not _finite(evidence)
+        or _other_targets(evidence)
+        or not _scores_agree(evidence)
+    ):
         return
-    same = _same_gradients(evidence)
-    if same is None or not same:
-        sentence = "the loss is computed by another formula: its scores are the same"
-        sentence += "" if _targets_known(evidence) else " (its targets are not recorded)"
-        yield Finding("loss-formula", sentence, general=True)
-        return
-    b = float((floats(evidence.found) - floats(evidence.expected)).mean())
-    predicted = floats(evidence.expected) + b
-    if agree(evidence, predicted, evidence.found):
-        sentence = f"{b:.6g} is added to the loss, and its gradients are the same"
-        yield Finding("offset", sentence, predicted, 1, {"offset": b})
+    sentence = "the loss is computed by another formula: its scores are the same"
+    sentence += "" if _targets_known(evidence) else " (its targets are not recorded)"
+    yield Finding("loss-formula", sentence, general=True)
 
 
 def _finite(evidence: Evidence) -> bool:
@@ -157,17 +151,6 @@ def _outputs(evidence: Evidence) -> list[Site]:
     forward = evidence.around.sites("fwd")
     here = evidence.site.step, ""
     return [site for site in forward if (site.step, site.name) == here and site.port.startswith("out")]
-
-
-def _same_gradients(evidence: Evidence) -> bool | None:
-    """Whether all gradients of the step agree, those of parameters too, which a penalty on weights changes."""
-    sites = [site for phase in ("lossgrad", "grad") for site in evidence.around.sites(phase)]
-    here = [site for site in sites if site.step == evidence.site.step]
-    stride = -(-len(here) // MOST_COMPARED) or 1
-    allowed = max(limit(evidence), SAME_GRADIENT)
-    said = [_same(evidence, site, allowed) for site in here[::stride]]
-    known = [one for one in said if one is not None]
-    return all(known) if known else None
 
 
 def _same(evidence: Evidence, site: Site, allowed: float) -> bool | None:

@@ -8,16 +8,14 @@ from functools import wraps
 import numpy as np
 
 from ...core.sites import Site
-from ...core.traces import Array
 from ..evidence import Evidence
 from ..one_program.agreement import Floats, agree, distance, floats, limit
-from .coarser import stored_coarser
+from .coarser import quantised, stored_coarser, zero_point
 from .elementwise import scale
 from .hypotheses import Finding, Hypothesis
 from .integrity import uninitialised
 from .layouts import axis_order, is_convolution
 from .permutations import index_shift, reordered, slices_moved
-from .quantisation import quantised, zero_point
 
 MOST_READ = 200_000_000  # elements of other weights that are looked at
 SCREEN = 4096  # elements compared before a whole array is
@@ -47,10 +45,10 @@ def of_another(evidence: Evidence) -> Iterator[Finding]:
         return
     for site in _others(evidence):
         candidate = evidence.around.reference(site)
-        if candidate is None or not _equal(evidence, candidate, evidence.found):
+        if candidate is None or not agree(evidence, candidate, evidence.found):
             continue
         back = evidence.around.candidate(site)
-        if back is not None and _equal(evidence, back, evidence.expected):
+        if back is not None and agree(evidence, back, evidence.expected):
             sentence = f"these weights and those of {_name(site)} are exchanged"
             yield Finding("weight-swap", sentence, floats(candidate), 0, {"with": _name(site)})
         else:
@@ -69,7 +67,7 @@ def untied(evidence: Evidence) -> Iterator[Finding]:
         if reference is None or not np.array_equal(reference, evidence.expected):
             continue
         candidate = evidence.around.candidate(site)
-        if candidate is not None and _equal(evidence, candidate, evidence.expected):
+        if candidate is not None and agree(evidence, candidate, evidence.expected):
             sentence = f"the reference shares this weight with {_name(site)}, and the candidate has another"
             parameters = {"tied_to": _name(site)}
             yield Finding("untied-head", sentence, None, evidence.found.size - 1, parameters, residual=0.0)
@@ -121,12 +119,6 @@ def _shared(site: Site, other: Site) -> int:
     start = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     end = next((n for n, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b)))
     return start + end
-
-
-def _equal(evidence: Evidence, a: Array, b: Array) -> bool:
-    if a.shape != b.shape or distance(a.ravel()[:SCREEN], b.ravel()[:SCREEN]) > 1e-2:
-        return False
-    return agree(evidence, a, b)
 
 
 def _name(site: Site) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.sites import Site
 from ...core.traces import Array
 from ..evidence import Evidence, Surroundings
-from ..one_program.agreement import Floats, floats, limit
+from ..one_program.agreement import agree, limit
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 
@@ -28,7 +28,7 @@ def skipped_op(evidence: Evidence) -> Iterator[Finding]:
         if value.size != evidence.found.size or not _told_apart(evidence, value):
             continue
         same = value.reshape(evidence.found.shape)
-        if agrees(evidence, same, evidence.found) and not agrees(evidence, same, evidence.expected):
+        if agree(evidence, same, evidence.found) and not agree(evidence, same, evidence.expected):
             what = evidence.op or "the operation"
             yield Finding(
                 "skipped-op", f"found is {key} unchanged: {what} is not applied", same,
@@ -77,10 +77,10 @@ def exchanged(evidence: Evidence) -> Iterator[Finding]:
         if other == site or other.port != site.port or (other.step, other.call, other.sample) != now:
             continue
         candidate = evidence.around.reference(other)
-        if candidate is None or not _alike(evidence, candidate, evidence.found):
+        if candidate is None or not agree(evidence, candidate, evidence.found):
             continue
         back = evidence.around.candidate(other)
-        if back is not None and back.shape == evidence.found.shape and agrees(evidence, back, evidence.expected):
+        if back is not None and agree(evidence, back, evidence.expected):
             said = f"found is the reference's {other.name}, and the candidate's {other.name} is what was expected here"
             yield Finding("swapped-operands", said, candidate, 0, {"site": list(other)})
 
@@ -94,10 +94,10 @@ def call_count(evidence: Evidence) -> Iterator[Finding]:
     if not _told_apart(evidence, evidence.found) or not _told_apart(evidence, evidence.expected):
         return
     candidate, reference = evidence.around.reference(following), evidence.around.candidate(following)
-    if candidate is not None and _alike(evidence, candidate, evidence.found):
+    if candidate is not None and agree(evidence, candidate, evidence.found):
         said = f"call {site.call} is the reference's call {following.call}: a call is missing before it"
         yield Finding("call-count", said, candidate, 0, {"call": site.call, "reference_call": following.call})
-    if reference is not None and _alike(evidence, reference, evidence.expected):
+    if reference is not None and agree(evidence, reference, evidence.expected):
         said = f"what was expected of call {site.call} comes in call {following.call}: there is one call more"
         yield Finding("call-count", said, None, 0, {"call": following.call, "reference_call": site.call}, 0.0)
 
@@ -108,7 +108,7 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
         return
     for site in _first_calls(evidence, "reference_only"):
         value = evidence.around.reference(site)
-        if value is not None and _alike(evidence, value, evidence.found):
+        if value is not None and agree(evidence, value, evidence.found):
             if site.call:
                 said = f"{site.name} is not called a {_ordinal(site.call)} time"
                 yield Finding("call-count", said, value, 0, {"calls": site.call, "module": site.name})
@@ -117,7 +117,7 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
             return
     for site in _first_calls(evidence, "candidate_only"):
         value = evidence.around.candidate(site)
-        if site.call and value is not None and _alike(evidence, value, evidence.expected):
+        if site.call and value is not None and agree(evidence, value, evidence.expected):
             said = f"{site.name} is called a {_ordinal(site.call)} time"
             yield Finding("call-count", said, None, 0, {"reference_calls": site.call, "module": site.name}, 0.0)
             return
@@ -140,24 +140,9 @@ def _ordinal(call: int) -> str:
     return f"{number}{ending}"
 
 
-def agrees(evidence: Evidence, a: Array, b: Array) -> bool:
-    """Whether noise explains the difference of two tensors; a few elements are looked at first."""
-    at = positions(a.size, TRIED)
-    return _near(evidence, sampled(a, at), sampled(b, at), 2.0) and _near(evidence, floats(a), floats(b), 1.0)
-
-
-def _near(evidence: Evidence, a: Floats, b: Floats, slack: float) -> bool:
-    size = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-    return bool(float(np.linalg.norm(a - b)) <= slack * limit(evidence) * size)
-
-
-def _alike(evidence: Evidence, a: Array, b: Array) -> bool:
-    return a.shape == b.shape and agrees(evidence, a, b)
-
-
 def _equal_tensor(evidence: Evidence, site: Site) -> Array | None:
     for value in (evidence.around.candidate(site), evidence.around.reference(site)):
-        if value is not None and _alike(evidence, value, evidence.found):
+        if value is not None and agree(evidence, value, evidence.found):
             return value
     return None
 
@@ -176,7 +161,7 @@ def _handed_on(evidence: Evidence, site: Site) -> bool:
     reference, candidate = evidence.around.reference(site), evidence.around.candidate(site)
     if reference is None or candidate is None:
         return False
-    return _alike(evidence, reference, evidence.expected) and _alike(evidence, candidate, evidence.found)
+    return agree(evidence, reference, evidence.expected) and agree(evidence, candidate, evidence.found)
 
 
 def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site | None:
@@ -189,7 +174,7 @@ def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site 
     older = _ancestors(evidence.around, taken) - {taken}
     for site in before:
         value = evidence.around.reference(site) if site in older else None
-        if value is not None and _alike(evidence, value, evidence.expected):
+        if value is not None and agree(evidence, value, evidence.expected):
             return site
     return None
 

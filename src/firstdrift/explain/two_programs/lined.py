@@ -9,11 +9,11 @@ from itertools import permutations
 import numpy as np
 
 from ...core.traces import Array
-from ...program.calls import Ref, reads
+from ...program.calls import Ref
 from ...program.reruns import Rerun
 from ..masked_fills import without_fills
-from ..one_program.around import Around
-from ..one_program.trying import apart, size
+from ..one_program.agreement import size_of
+from ..one_program.trying import apart
 
 FILL = 1e8  # numbers beyond this stand for what is masked
 SAME = 1e-6  # relative: what two values differ by at most that are the same
@@ -107,19 +107,4 @@ def shapes_of(array: Array, shape: Sequence[int]) -> Iterator[Array]:
 def _equal(one: Array, other: Array, near: float) -> bool:
     without = without_fills(np.asarray(one, np.float64), np.asarray(other, np.float64))
     a, b = (np.asarray(array, np.float64) for array in without)
-    return apart(a, b) <= near * max(size(a), size(b))
-
-
-def frontier(lined: Lined) -> list[Around]:
-    """The reference's calls that make the first values that differ, of values that both sides have; the last first."""
-    rerun, same = lined.reference, lined.reference_same
-    changed = [
-        Ref(number, at) for number, call in rerun.calls.items() for at in range(len(call.results))
-        if not (Ref(number, at) in same or Ref(number, at) in rerun.given)
-    ]  # fmt: skip
-    first = [ref for ref in changed if all(_is_known(rerun, read, same) for read in reads(rerun.calls[ref.node]))]
-    return [Around(rerun, number) for number in reversed(dict.fromkeys(ref.node for ref in first))]
-
-
-def _is_known(rerun: Rerun, ref: Ref, same: frozenset[Ref]) -> bool:
-    return ref in same or ref in rerun.given or ref in rerun.leaves
+    return apart(a, b) <= near * max(size_of(a), size_of(b))
