@@ -30,35 +30,6 @@ def test_dropout_is_named_with_its_probability(p, noise):
     assert said.parameters["p"] == pytest.approx(p, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("p", [0.4, 0.5, 0.6])
-def test_dropout_of_few_elements_is_told_by_its_exact_factor(p, seed):
-    few = np.maximum(numbers(5, 9, seed=30 + seed), 0.0)  # half of them are zero on both sides
-    found = dropped(few, p, seed + 1)
-    said = cause(few, found)
-    assert said.label == "dropout-active", said
-    assert said.parameters["p"] == pytest.approx(p, rel=1e-5)
-
-
-SMALL = numbers(6, 8, seed=31)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        2 * np.maximum(SMALL, 0),
-        2 * np.where(np.abs(SMALL) > 0.6, SMALL, 0.0),  # shrunk
-        2 * blanked(SMALL, np.s_[:, [1, 3, 4, 6]]),  # columns
-        2 * blanked(SMALL, np.s_[[0, 2, 5]]),  # rows
-        2 * blanked(SMALL, np.s_[3:]),
-        2.0837 * np.where(numbers(6, 8, seed=3) > 0.05, SMALL, 0.0),  # a factor that nobody writes a probability for
-        np.where(numbers(6, 8, seed=3) > 0, 2 * SMALL + 0.1 * numbers(6, 8, seed=4), 0.0),
-    ],
-)
-def test_few_zeros_of_other_origin_are_not_dropout(found):
-    assert cause(SMALL, found).label != "dropout-active"
-
-
 def test_dropout_of_whole_channels_is_named():
     torch.manual_seed(0)
     x = numbers(8, 16, 5, 5)

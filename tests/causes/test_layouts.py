@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from blame import BF16, FLOAT32, SITE, Run, cause, drift, numbers
+from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 
-from firstdrift.core.sites import Site
 from firstdrift.explain.relations.layouts import axis_order
 from firstdrift.explain.relations.permutations import index_shift, reordered, slices_moved
 
@@ -186,46 +185,3 @@ def test_numbers_so_dense_that_each_has_a_neighbour_within_noise_are_not_matched
 def test_samples_of_a_batch_in_another_order_are_a_permutation():
     x = numbers(6, 40)
     assert cause(x, x[[3, 1, 0, 2, 5, 4]], site=SITE).label == "permutation"
-
-
-MERGED = numbers(2, 5, 24)
-BEFORE = Site(0, "fwd", "stem.norm", "out")
-ACTIVATED = Site(0, "fwd", "stem.act", "out")
-READ = Site(0, "fwd", "proj", "in.0")
-
-
-def beside(x):
-    """Six blocks of four, merged as four blocks of six."""
-    return x.reshape(2, 5, 6, 4).swapaxes(-1, -2).reshape(x.shape)
-
-
-@pytest.mark.parametrize("op", ["Conv2d", "BatchNorm2d", "MaxPool2d", "AdaptiveAvgPool2d", "Conv1d"])
-@pytest.mark.parametrize("attrs", [{}, {"heads": 6}])
-def test_channels_and_places_of_an_image_are_not_called_heads(op, attrs):
-    image = MERGED.reshape(2, 5, 6, 4).transpose(0, 2, 1, 3)
-    producers = {READ: [ACTIVATED], ACTIVATED: [BEFORE]}
-    run = Run({BEFORE: image, ACTIVATED: image}, ops={"stem.norm": op, "stem.act": "ReLU"}, producers=producers)
-    said = cause(MERGED, beside, site=READ, op="Tagger", inputs={"stem.act": image}, attrs=attrs, around=run)
-    assert said.label == "axis-order", said
-
-
-@pytest.mark.parametrize(
-    ("name", "op", "source"),
-    [
-        ("layers.0.attn.proj", "Block", "layers.0.attn.mixed"),
-        ("layers.0.mixer.proj", "SelfAttention", "layers.0.mixer.drop"),
-        ("mid.out", "Block", "mid.v"),  # projected by convolutions of one place
-        ("h.0.c_proj", "Block", "h.0.c_attn"),
-    ],
-)
-def test_what_an_attention_merged_is_still_called_heads(name, op, source):
-    site, made = Site(0, "fwd", name, "in.0"), Site(0, "fwd", source, "out")
-    ops = {"mid.v": "Conv2d", "h.0.c_attn": "Conv1D", "layers.0.mixer.drop": "Dropout"}
-    run = Run({made: MERGED}, ops=ops, producers={site: [made]})
-    said = cause(MERGED, beside, site=site, op=op, inputs={source: numbers(2, 5, 24, seed=3)}, around=run)
-    assert said.label == "head-permutation", said
-
-
-def test_a_name_that_an_output_projection_may_have_does_not_make_heads():
-    said = cause(MERGED, beside, site=READ, op="Mixer", inputs={"shuffle": numbers(2, 5, 24, seed=3)})
-    assert said.label == "axis-order", said

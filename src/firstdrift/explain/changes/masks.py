@@ -58,7 +58,9 @@ def fills(around: Around) -> Iterator[Change]:
         yield Change("first", mask_label(around), f"{said} everywhere", around.passing(one), 2.0)
         yield Change("second", mask_label(around), f"{said} nowhere", around.passing(two), 2.0)
         edit = around.instead(Call(around.call.op, (condition, two, one), {}, ()))
-        yield Change("exchanged", "swapped-operands", "both branches are exchanged", edit, 3.0)
+        is_fill = () in (around.rerun.shape(one), around.rerun.shape(two))  # then it is a mask that is inverted
+        label = CHANGED if is_fill else "swapped-operands"
+        yield Change("exchanged", label, "both branches are exchanged", edit, 3.0)
 
 
 def casts_of_masks(around: Around) -> Iterator[Change]:

@@ -23,7 +23,6 @@ GARBAGE = 1e6  # times the usual size of the values
 BLOCK = 0.9  # of the unwritten elements must lie in slices that are unwritten as a whole
 ZERO_IS_NAMED_ELSEWHERE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
 FEWEST = 64  # elements before zeros can be called random
-FEWEST_WRITTEN = 16  # elements where the factor is that of a probability which somebody would have written
 SURPRISE = 6.0  # standard deviations that chance does not reach
 
 Mask = NDArray[np.bool_]
@@ -101,13 +100,11 @@ def dropout_active(evidence: Evidence) -> Iterator[Finding]:
     live = (expected != 0.0) & np.isfinite(expected)
     dropped = live & (found == 0.0)
     kept = live & ~dropped
-    if live.sum() < FEWEST_WRITTEN or not dropped.any() or not kept.any():
+    if live.sum() < FEWEST or not dropped.any() or not kept.any():
         return
     ratio = float(expected[kept] @ found[kept]) / float(expected[kept] @ expected[kept])
     p = 1 - 1 / ratio if ratio > 1 else 0.0
     if p <= 2 * limit(evidence) or not (_random(dropped, live, p) or _random_channels(dropped, live, p)):
-        return
-    if live.sum() < FEWEST and not (_is_written(p, evidence) and _mixed(expected, dropped, kept)):
         return
     predicted = np.where(dropped, 0.0, ratio * expected)
     said = f"{dropped.sum() / live.sum():.1%} of the elements are zero and the others {ratio:.6g} times as large"
@@ -156,27 +153,6 @@ def _random(dropped: Mask, live: Mask, p: float) -> bool:
         if not _chance(dropped.sum(axis=others), live.sum(axis=others), p):
             return False
     return True
-
-
-def _is_written(p: float, evidence: Evidence) -> bool:
-    """Whether a probability is a twentieth or several, as exactly as noise allows."""
-    return abs(p - round(20 * p) / 20) <= limit(evidence) < 1e-3
-
-
-def _mixed(expected: Floats, dropped: Mask, kept: Mask) -> bool:
-    """Whether neither the sign, nor the size, nor the order of elements, nor a whole row or column of them, tells
-    which are dropped: few elements that a threshold or a mask takes out might look random."""
-    for value in (expected, np.abs(expected), np.arange(expected.size).reshape(expected.shape)):
-        gone, left = value[dropped], value[kept]
-        if gone.max() < left.min() or left.max() < gone.min():
-            return False
-    live = dropped | kept
-    for axis in range(expected.ndim):
-        others = tuple(number for number in range(expected.ndim) if number != axis)
-        several = live.sum(axis=others) > 1
-        if several.any() and not (several & dropped.any(axis=others) & kept.any(axis=others)).any():
-            return False
-    return int(dropped.sum()) >= FEW
 
 
 def _random_channels(dropped: Mask, live: Mask, p: float) -> bool:

@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.sites import Site
-from ...judge.apriori.kinds import ELEMENTWISE, kind_of
 from ..evidence import Evidence
 from ..one_program.agreement import limit
 from .hypotheses import Finding, Hypothesis
 from .regions import heads_of
 from .screening import positions, sampled
-
-ROLES = {
-    "q": {"q", "wq", "query", "queries"},
-    "k": {"k", "wk", "key", "keys"},
-    "v": {"v", "wv", "value", "values"},
-    "qkv": {"qkv", "wqkv"},
-    "kv": {"kv", "wkv"},
-    "o": {"o", "wo", "out", "output", "dense"},
-}
-FUSED = {"c_attn", "in_proj", "wpack", "w_pack", "in_proj_weight", "in_proj_bias"}
-OUTPUTS = {"c_proj", "proj"}
-PARAMETERS = {"weight", "bias", "kernel"}
-
-
-def role(name: str) -> str:
-    """The role that a name gives, or the empty string; read from the last part of the name that says one."""
-    if "mask" in name.lower() or "position" in name.lower():
-        return ""
-    parts = [part for part in re.split(r"[./]", name.lower()) if part not in PARAMETERS]
-    for part in reversed(parts[-2:]):
-        if part in FUSED:
-            return "qkv"
-        if part in OUTPUTS:
-            return "o"
-        words = set(re.split(r"[_\d]+", part))
-        given = [one for one, tokens in ROLES.items() if tokens & words]
-        if {"q", "k", "v"} <= set(given):
-            return "qkv"
-        if {"k", "v"} <= set(given):
-            return "kv"
-        if given:
-            return given[0]
-    return ""
-
-
-PROJECTED = frozenset({"q", "k", "v", "qkv", "kv"})
-PLACES = re.compile(r"conv|[23]d\b|pool(?!er)|upsampl|pixel_?shuffle|unfold|interpolat", re.IGNORECASE)
-LINEAR_CONV = "Conv1D"  # GPT-2's name for a linear layer
-FARTHEST = 8  # operations, back from a tensor, that are asked what they make
 
 
 def is_convolution(evidence: Evidence) -> bool:
@@ -62,41 +20,6 @@ def is_convolution(evidence: Evidence) -> bool:
     dimensions = evidence.expected.ndim
     named = "conv" in evidence.op.lower() or (not evidence.op and dimensions >= 4)
     return evidence.site.phase == "weight" and dimensions >= 3 and named
-
-
-def has_heads(evidence: Evidence) -> bool:
-    """Whether an attention is around: q, k or v were merged, a number of heads is recorded, or its name says so.
-
-    What a convolution or a pool made has channels and places, whatever the names around it are.
-    """
-    own = () if evidence.site.port.startswith("in.") else (evidence.site.name,)  # what a projection reads has no heads
-    if any(role(name) in PROJECTED for name in (*own, *evidence.inputs)):
-        return True
-    if _has_places(evidence):
-        return False
-    named = (evidence.op, evidence.site.name, *evidence.inputs)
-    return heads_of(evidence) is not None or any(kind_of(one) == "attention" for one in named)
-
-
-def _has_places(evidence: Evidence) -> bool:
-    ops = [evidence.around.op(site) for site in _makers(evidence)]
-    return any(PLACES.search(op) and op != LINEAR_CONV for op in ops)
-
-
-def _makers(evidence: Evidence) -> Iterator[Site]:
-    """The operations that a tensor came from, back through those that change neither its axes nor their meaning."""
-    waiting = [(site, 1) for site in evidence.around.producers(evidence.site)]
-    seen = {site for site, _ in waiting}
-    while waiting:
-        site, far = waiting.pop(0)
-        if site.phase != "fwd":
-            continue
-        yield site
-        passes = site.port.startswith("in.") or kind_of(evidence.around.op(site)) in (*ELEMENTWISE, "norm")
-        for other in evidence.around.producers(site) if passes and far < FARTHEST else ():
-            if other not in seen:
-                seen.add(other)
-                waiting.append((other, far + 1))
 
 
 Shape = tuple[int, ...]
@@ -169,7 +92,7 @@ def _told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:
         return "transpose", f"{'the' if len(shape) == 2 else 'each'} matrix is {how}"
     if len(split) > len(shape) and split[:-2] == shape[:-1]:
         said = f"the last axis, split into {split[-2]} x {split[-1]}, is merged with its axes in the order {axes}"
-        if has_heads(evidence):
+        if split[-2] == heads_of(evidence):
             return "head-permutation", f"heads and features are confused: {said}"
         return "axis-order", said
     if split == shape and moved == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:

@@ -10,7 +10,7 @@ from ...core.traces import Array
 from ..evidence import Evidence
 from ..one_program.agreement import floats, limit
 from .hypotheses import Finding, Hypothesis
-from .layouts import has_heads, is_convolution, role
+from .layouts import is_convolution
 from .orders import SHIFTS, Pattern, Slices, every_axis, pattern_of
 from .regions import heads_of
 from .screening import LARGE
@@ -137,9 +137,9 @@ def _label_of_blocks(evidence: Evidence, one: Slices, blocks: int) -> str:
         return "qkv-order" if blocks == 3 and one.axis == 0 else "head-permutation"
     if blocks == 3 and one.axis == len(shape) - 1 and not is_recurrent:
         x = evidence.inputs.get("in.0")
-        if role(evidence.site.name) == "qkv" or (x is not None and x.ndim and 3 * x.shape[-1] == one.count):
+        if x is not None and x.ndim and 3 * x.shape[-1] == one.count:
             return "qkv-order"
-    heads = heads_of(evidence) if has_heads(evidence) else None
+    heads = heads_of(evidence)
     is_merged = one.axis == len(shape) - 1 and blocks == heads
     return "head-permutation" if heads and (is_merged or (len(shape) == 4 and one.count == heads)) else "permutation"
 

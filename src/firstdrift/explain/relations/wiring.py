@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from ...core.sites import Site
 from ...core.traces import Array
-from ..evidence import Evidence, Surroundings
+from ..evidence import Evidence
 from ..one_program.agreement import agree, limit
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 
 COMPARED_PHASES = frozenset({"fwd", "agrad"})
 TRIED = 1024  # elements by which another tensor is tried
-MOST_VISITED = 20_000
 NAMED_ELSEWHERE = 2  # numbers that a finding is charged where the glue's own formula may say more
 
 
@@ -54,10 +53,6 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
             said = f"found is the output of {_when(earlier)}, which came before"
         elif _role(earlier) == _role(site):
             said = f"found is the tensor of {earlier}, which came before"
-        elif (right := _before_it(evidence, earlier, before)) is not None:
-            said = f"{_place(earlier)} is read, which was computed from {_place(right)}, where that one belongs"
-            yield Finding("residual-source", said, value, 1, {"site": list(earlier), "reference_site": list(right)})
-            return
         else:  # an old buffer, a branch not taken or operations not applied: all look like this
             said = f"found is the tensor of {earlier}, which does not belong here"
             yield Finding("unknown", said, value, NAMED_ELSEWHERE, {"site": list(earlier)})
@@ -162,37 +157,6 @@ def _handed_on(evidence: Evidence, site: Site) -> bool:
     if reference is None or candidate is None:
         return False
     return agree(evidence, reference, evidence.expected) and agree(evidence, candidate, evidence.found)
-
-
-def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site | None:
-    """The tensor that belongs here, where it is one that the tensor taken instead was computed from.
-
-    What was taken from before it may as well be what an operation was not applied to.
-    """
-    if evidence.site.phase != "fwd" or not _told_apart(evidence, evidence.expected):
-        return None
-    older = _ancestors(evidence.around, taken) - {taken}
-    for site in before:
-        value = evidence.around.reference(site) if site in older else None
-        if value is not None and agree(evidence, value, evidence.expected):
-            return site
-    return None
-
-
-def _ancestors(around: Surroundings, site: Site) -> set[Site]:
-    """A site and all that it was computed from."""
-    waiting, seen = [site], {site}
-    while waiting and len(seen) < MOST_VISITED:
-        for other in around.producers(waiting.pop()):
-            if other.phase in ("fwd", "input") and other not in seen:
-                seen.add(other)
-                waiting.append(other)
-    return seen
-
-
-def _place(site: Site) -> str:
-    port = "" if site.port == "out" else f" ({site.port})"
-    return f"{site.name or 'the model'}{port}" + (f" of call {site.call}" if site.call else "")
 
 
 def _role(site: Site) -> tuple[str, str]:
