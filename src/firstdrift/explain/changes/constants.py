@@ -8,9 +8,7 @@ from functools import partial
 from itertools import combinations
 from math import isfinite, prod
 
-import numpy as np
-
-from ...program.edits import Edit, made_by
+from ...program.edits import Edit
 from ...program.reruns import Rerun, Setting
 from ..naming import (  # fmt: skip
     added_label,
@@ -20,7 +18,6 @@ from ..naming import (  # fmt: skip
     position_label,
     power_label,
     setting_label,
-    table_label,
 )
 from ..one_program.around import MOVES, Around, Change, number
 
@@ -34,7 +31,6 @@ CHOICES: Mapping[str, tuple[object, ...]] = {"approximate": ("none", "tanh"), "r
 UNNAMED = frozenset({"other", "self", "exponent", "factor", "offset"})  # numbers that no argument names
 KNOWN_DIGITS = 2  # that a number takes as many bits as, which the other side is given
 MOST_SIZES = 12  # of tensors, that a number may be taken for
-MOST_NUMBERS = 32  # of a table that is fitted
 SHAPES = frozenset({
     "view", "_unsafe_view", "reshape", "expand", "empty", "zeros", "ones", "full", "unsqueeze", "new_zeros",
     "as_strided", "eye", "scalar_tensor", "squeeze", "empty_like", "rand", "randn", "empty_strided",
@@ -250,23 +246,6 @@ def extras(around: Around) -> Iterator[Constant]:
 
 def _then(around: Around, op: str, value: float) -> Edit:
     return around.then(op, value)
-
-
-def is_table(around: Around) -> bool:
-    """Whether a call makes a few numbers that may be fitted all at once."""
-    count = around.rerun.array(around.result).size
-    return around.kind == "f" and 1 < count <= MOST_NUMBERS and around.op not in MOVES - {"lift_fresh"}
-
-
-def table_change(around: Around, numbers: object) -> Change:
-    """The change of a table to other numbers."""
-    table = np.asarray(numbers, np.float64)
-    shown = ", ".join(plainly(float(one)) for one in table.ravel()[:4])
-    said = f"the {table.size} numbers of {around.written} are {shown}{', ...' if table.size > 4 else ''}"
-    edit = around.instead(made_by("clone.default", table))
-    return Change(
-        "table", table_label(around), said, edit, 12.0 * table.size, table.size, {"table": table.ravel().tolist()}
-    )
 
 
 def plain(value: float) -> float:

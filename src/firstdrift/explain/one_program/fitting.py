@@ -64,34 +64,3 @@ def _step(now: float, left: Left) -> float | None:
     slope = (beside - here).reshape(-1) / width
     square = float(slope @ slope)
     return -float(slope @ here.reshape(-1)) / square if square > 0 and math.isfinite(square) else None
-
-
-def fitted_table(table: Floats, left: Callable[[Floats], Floats | None]) -> tuple[Floats, float] | None:
-    """The table that leaves least, beginning with the one given, and the size of what it leaves."""
-    now, here = np.array(table, np.float64), left(table)
-    for _ in range(MOST_STEPS):
-        slopes = None if here is None else _slopes(now, here, left)
-        if slopes is None or here is None or not np.isfinite(slopes).all():
-            return None
-        step = np.linalg.lstsq(slopes, -here.reshape(-1), rcond=None)[0]
-        before = float(np.linalg.norm(here))
-        now = now + step.reshape(now.shape)
-        here = left(now)
-        if here is None or not float(np.linalg.norm(here)) <= 2 * before:
-            return None
-        if float(np.linalg.norm(step)) <= CONVERGED * float(np.linalg.norm(now)):
-            break
-    return None if here is None else (now, float(np.linalg.norm(here)))
-
-
-def _slopes(now: Floats, here: Floats, left: Callable[[Floats], Floats | None]) -> Floats | None:
-    columns = []
-    for at in range(now.size):
-        beside = now.copy()
-        width = WIDTH * (abs(float(beside.flat[at])) or 1.0)
-        beside.flat[at] += width
-        there = left(beside)
-        if there is None:
-            return None
-        columns.append((there - here).reshape(-1) / width)
-    return np.stack(columns, 1)

@@ -12,14 +12,14 @@ import numpy as np
 from ...program.edits import Edit
 from ...program.reruns import Rerun
 from ..changes import larger, masks, moves, several, states, terms
-from ..changes.constants import Constant, constants, extras, is_table, settings, table_change, usual, without
+from ..changes.constants import Constant, constants, extras, settings, usual, without
 from ..changes.formats import formats
 from ..changes.rates import rates
 from ..labels import LABELS
 from ..naming import CHANGED
 from .around import Around, Change
-from .fitting import Left, among, fitted, fitted_table, whole
-from .trying import Floats, Trial, Tried
+from .fitting import Left, among, fitted, whole
+from .trying import Trial, Tried
 
 TELLING = 16  # elements found for every number fitted to them
 MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
@@ -30,7 +30,7 @@ ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, Assertion
 
 def changes_that_fit(trial: Trial, arounds: Sequence[Around]) -> list[Tried]:
     """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats."""
-    for stage in (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables):
+    for stage in (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats):
         found = list(stage(trial, arounds))
         if found or trial.late:
             return found
@@ -189,22 +189,6 @@ def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
     for change in formats(trial.rerun):
         if chosen & set(change.edit):
             yield from _tried(trial, change)
-
-
-def _tables(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
-    """Other numbers in a small table: slopes, frequencies."""
-    small = [one for one in arounds if is_table(one)]
-    for around in sorted(small, key=lambda one: trial.rerun.array(one.result).size):
-        table = np.asarray(trial.rerun.array(around.result), np.float64)
-        if trial.found.size < TELLING * table.size or trial.late:
-            continue
-        best = fitted_table(table, partial(_left_by, trial, around))
-        if best is not None and best[1] <= trial.enough:
-            yield from _tried(trial, table_change(around, best[0]))
-
-
-def _left_by(trial: Trial, around: Around, numbers: Floats) -> Floats | None:
-    return trial.left(table_change(around, numbers).edit)
 
 
 def arounds_of(rerun: Rerun) -> list[Around]:

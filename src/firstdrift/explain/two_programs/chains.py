@@ -25,7 +25,7 @@ MOST_MORE = 16  # calls that only the candidate makes, and still are one change
 
 def ends_earlier(lined: Lined) -> Iterator[Change]:
     """The candidate gives what the reference goes on from: the calls behind it are left out."""
-    earlier = lined.same.get(lined.candidate.target)
+    earlier = lined.twins.get(lined.candidate.target)
     target = lined.reference.target
     if (
         earlier is None
@@ -64,10 +64,10 @@ def _site(rerun: Rerun, ref: Ref) -> Site | None:
 def goes_on(asked: Asked, lined: Lined) -> Answer | None:
     """What the candidate makes of what the reference leaves as it is."""
     target, rerun = lined.reference.target, lined.candidate
-    known = [ref for ref, own in lined.same.items() if own == target]
-    if not known or rerun.target in lined.same or not lined.reference.array(target).any():
+    known = [ref for ref, own in lined.twins.items() if own == target]
+    if not known or rerun.target in lined.twins or not lined.reference.array(target).any():
         return None
-    calls, stop = between(rerun, rerun.target, max(known)), frozenset(lined.same)
+    calls, stop = between(rerun, rerun.target, max(known)), frozenset(lined.twins)
     more = makers_of(rerun, rerun.target, stop)
     if not calls or len(more) > MOST_MORE:
         return None

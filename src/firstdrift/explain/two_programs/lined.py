@@ -23,49 +23,37 @@ MOST_AXES = 5
 
 @dataclass(frozen=True)
 class Lined:
-    """Two programs and which of their values are the same: by the candidate's, the reference's."""
+    """Two programs and which of their values are the same."""
 
     reference: Rerun
     candidate: Rerun
-    same: dict[Ref, Ref]
-    reference_same: frozenset[Ref]  # the reference's values that the candidate has as well, its axes in any order
-    equal: frozenset[Ref]  # those of which also the axes are in the same order
-    twins: dict[Ref, Ref]  # by the candidate's values, the reference's that are the same in the same shape
-    near: float
+    equal: frozenset[Ref]  # the reference's values that the candidate has as well
+    twins: dict[Ref, Ref]  # by the candidate's values, the reference's that are most like them
 
 
 def lined_up(reference: Rerun, candidate: Rerun, drift: float) -> Lined:
     """Find the values that both sides have."""
     near = min(SAME, SHARE * drift) if drift > 0 else SAME
-    known: dict[int, list[tuple[Ref, tuple[float, float]]]] = {}
+    known: dict[tuple[int, ...], list[tuple[Ref, tuple[float, float]]]] = {}
     for ref in _values(reference):
         array = reference.array(ref)
-        known.setdefault(array.size, []).append((ref, _sums(array)))
-    same: dict[Ref, Ref] = {}
-    reference_same, equal, twins = set[Ref](), set[Ref](), dict[Ref, Ref]()
+        known.setdefault(array.shape, []).append((ref, _sums(array)))
+    equal, twins = set[Ref](), dict[Ref, Ref]()
     for ref in _values(candidate):
-        array = candidate.array(ref)
-        sums = _sums(array)
-        alike = [other for other, there in known.get(array.size, ()) if _close(sums, there, near)]
-        alike = [other for other in alike if as_shaped(array, reference.array(other), near) is not None]
-        exact = [
-            other
-            for other in alike
-            if reference.shape(other) == array.shape and _equal(array, reference.array(other), near)
-        ]
-        reference_same |= set(alike)
-        equal |= set(exact)
-        for known_as, some in ((same, alike), (twins, exact)):
-            if some:
-                known_as[ref] = max(some, key=lambda other: _likeness(reference, other, candidate, ref))
-    return Lined(reference, candidate, same, frozenset(reference_same), frozenset(equal), twins, near)
+        array, sums = candidate.array(ref), _sums(candidate.array(ref))
+        close = [other for other, there in known.get(array.shape, ()) if _close(sums, there, near)]
+        alike = [other for other in close if _equal(array, reference.array(other), near)]
+        equal |= set(alike)
+        if alike:
+            twins[ref] = max(alike, key=lambda other: _likeness(reference, other, candidate, ref))
+    return Lined(reference, candidate, frozenset(equal), twins)
 
 
-def _likeness(reference: Rerun, ref: Ref, candidate: Rerun, other: Ref) -> tuple[bool, bool, int]:
-    """How much two equal values look like one another's: their shapes, what makes them, how far on they are."""
+def _likeness(reference: Rerun, ref: Ref, candidate: Rerun, other: Ref) -> tuple[bool, int]:
+    """How much two equal values look like one another's: what makes them, how far on they are."""
     mine, own = reference.calls.get(ref.node), candidate.calls.get(other.node)
     made = mine.op == own.op if mine is not None and own is not None else mine is own
-    return reference.shape(ref) == candidate.shape(other), made, -abs(ref.node - other.node)
+    return made, -abs(ref.node - other.node)
 
 
 def _values(rerun: Rerun) -> Iterator[Ref]:
@@ -80,14 +68,6 @@ def _sums(array: Array) -> tuple[float, float]:
 
 def _close(one: tuple[float, float], other: tuple[float, float], near: float) -> bool:
     return all(abs(a - b) <= 4 * near * max(abs(a), abs(b), 1e-300) for a, b in zip(one, other, strict=True))
-
-
-def as_shaped(array: Array, like: Array, near: float) -> Array | None:
-    """An array in the shape of another that it is equal to; None where it is none in any order of axes."""
-    for shaped in shapes_of(array, like.shape):
-        if _equal(shaped, like, near):
-            return shaped
-    return None
 
 
 def shapes_of(array: Array, shape: Sequence[int]) -> Iterator[Array]:
