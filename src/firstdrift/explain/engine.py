@@ -25,7 +25,7 @@ from .two_programs.chains import by_path, ends_earlier, goes_on
 from .two_programs.from_below import Level, Sides, as_recorded, of_candidate, of_reference
 from .two_programs.grafting import smallest_graft
 
-NARROW_WORK = 12_000.0  # calls that are made again, to find the value that differs
+LEVEL_WORK = 12_000.0  # calls that are made again, to find what the candidate calls otherwise
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
 FEW = 6.0  # bits: nor does a change of the reference's program for one of the candidate's
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
@@ -66,10 +66,10 @@ def _stays(asked: Asked) -> bool:
     site = asked.site
     if site.phase == "weight_after":
         return not np.any(asked.found)
-    before = (
-        asked.replays.counterparts.array(site._replace(step=site.step - 1)) if site.step else np.zeros_like(asked.found)
-    )
-    return site.phase == "optim" and before is not None and np.array_equal(before, asked.found)
+    if site.phase != "optim":
+        return False
+    before = asked.replays.counterparts.array(site._replace(step=site.step - 1)) if site.step else np.zeros(1)
+    return before is not None and np.array_equal(np.broadcast_to(before, asked.found.shape), asked.found)
 
 
 def _smallest(asked: Asked, sides: Sides) -> Answer | None:
@@ -140,12 +140,12 @@ def _sides(asked: Asked, rerun: Rerun) -> Sides:
         return alone
     if candidate is None or len(candidate.calls) > MOST_CALLS:
         return alone
-    brought = as_recorded(asked, candidate, Trial(rerun, asked.question(rerun), NARROW_WORK))
+    brought = as_recorded(asked, candidate, Trial(rerun, asked.question(rerun), LEVEL_WORK))
     return alone if brought is None else Sides(Level(asked, rerun, candidate, brought))
 
 
 def _by_both(asked: Asked, sides: Sides) -> Answer | None:
-    """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
+    """From both programs, as they are and opened: the first difference with a name, else the first."""
     vague: Answer | None = None
     for level in sides.levels if sides.whole.candidate is not None else ():
         found = _at_level(asked, level)
@@ -157,17 +157,15 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 
 def _at_level(asked: Asked, level: Level) -> Answer | None:
     """Another table, calls in a row that one side alone makes, or the fewest calls made as the candidate makes them."""
-    lined, trial = level.lined, Trial(level.reference, level.question, NARROW_WORK)
-    tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
-    if tables:
-        return replace(told_of(tables, lined), predicted=asked.found, both=True)
-    ended = [one for change in ends_earlier(lined) if (one := trial.tried(change)) is not None]
-    if ended:
-        return replace(told_of(ended), predicted=asked.found, both=True)
+    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK)
+    for changes in (exchanged_tables(lined), ends_earlier(lined)):
+        found = [tried for change in changes if (tried := trial.tried(change)) is not None]
+        if found:
+            return replace(told_of(found, lined), predicted=asked.found, both=True)
     further = goes_on(asked, lined)
     if further is not None:
         return further
-    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, NARROW_WORK))
+    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK))
     return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
 
 

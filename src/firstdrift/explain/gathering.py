@@ -149,12 +149,9 @@ def _out(maker: Site, runs: Runs) -> Pair | None:
     """A module's output, whatever its port is called."""
     if maker in runs.pairs:
         return runs.pairs[maker]
-    same = (
-        pair
-        for other, pair in runs.pairs.items()
-        if (other.step, other.phase, other.name) == (maker.step, "fwd", maker.name) and other.port.startswith("out")
-    )
-    return next(same, None)
+    here = maker.step, "fwd", maker.name
+    outs = (other for other in runs.pairs if (other.step, other.phase, other.name) == here)
+    return next((runs.pairs[other] for other in outs if other.port.startswith("out")), None)
 
 
 def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:

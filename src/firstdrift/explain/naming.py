@@ -113,9 +113,8 @@ def _is_wide(around: Around) -> bool:
 
 def clamp_label(around: Around) -> str:
     """What it is called if a limit is another one."""
-    return (
-        "norm-eps" if {"div", "mul"} & around.following and {"norm", "linalg_vector_norm"} & around.before else "clamp"
-    )
+    is_of_norm = {"div", "mul"} & around.following and {"norm", "linalg_vector_norm"} & around.before
+    return "norm-eps" if is_of_norm else "clamp"
 
 
 def added_label(around: Around, value: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -248,12 +247,6 @@ class Rerun:
         if not isinstance(node, Call) or number not in kept or call.op != node.op or not self.exact:
             return made
         return [as_cast(one, type_) for one, type_ in zip(made, node.results, strict=False)]
-
-    def toward(self, target: Ref) -> Rerun:
-        """The same values, asked for another of them."""
-        other = copy(self)
-        other.target = target
-        return other
 
     def opened(self) -> Rerun | None:
         """The same with larger operations as the smaller ones they consist of; None where there are none."""

@@ -23,11 +23,8 @@ REDUCTIONS: Mapping[str, str] = {
 
 def reductions(around: Around) -> Iterator[Change]:
     """Another reduction over the same axes, or one in groups of the last."""
-    if (
-        around.op not in (*REDUCTIONS, "max", "logsumexp", "topk")
-        or len(around.call.results) != 1
-        or not around.tensors
-    ):
+    known = around.op in (*REDUCTIONS, "max", "logsumexp", "topk")
+    if not known or len(around.call.results) != 1 or not around.tensors:
         return
     x = around.tensors[0]
     shape = around.rerun.shape(x)

@@ -13,6 +13,7 @@ from ..one_program.around import ATTENTION, Around, Change, base
 
 MOST_AXES = 4  # whose orders are all tried
 MOST_PARTS = 4
+PARTED = frozenset({"split", "unbind", "chunk", "split_with_sizes"})
 VIEWS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
 
 
@@ -89,11 +90,7 @@ def parts(around: Around) -> Iterator[Change]:
     """Parts of a tensor are taken in another order, or interleaved."""
     count = len(around.call.results)
     shapes = {around.rerun.shape(Ref(around.number, at)) for at in range(count)}
-    if (
-        around.op not in ("split", "unbind", "chunk", "split_with_sizes")
-        or not 1 < count <= MOST_PARTS
-        or len(shapes) > 1
-    ):
+    if around.op not in PARTED or not 1 < count <= MOST_PARTS or len(shapes) > 1:
         return
     for order in _others(count):
         said = f"the {count} parts are taken in the order {order}"

@@ -140,9 +140,8 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
 def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
     """Labels of a sequence moved against what they are held against; the one that none is left for does not count."""
     shape = rerun.shape(ref)
-    losses = [
-        around for around in Around(rerun, rerun.readers[ref][0]).behind(frozenset()) if around.op == "nll_loss_forward"
-    ]
+    behind = Around(rerun, rerun.readers[ref][0]).behind(frozenset())
+    losses = [around for around in behind if around.op == "nll_loss_forward"]
     if rerun.kind(ref) != "i" or not shape or shape[-1] < 2 or not losses:
         return
     ignored = losses[0].call.args[4]

@@ -143,9 +143,8 @@ def _of(around: Around, ref: Ref) -> str:
 
 
 def _without_factor(around: Around) -> str:
-    return (
-        "router-renorm" if around.op == "div" and CHOOSING & around.before and "sum" in around.before else "skipped-op"
-    )
+    is_of_chosen = around.op == "div" and CHOOSING & around.before and "sum" in around.before
+    return "router-renorm" if is_of_chosen else "skipped-op"
 
 
 def gates(around: Around) -> Iterator[Change]:

@@ -12,6 +12,8 @@ from ...program.reruns import Rerun
 from ..naming import left_out_label, skipped_label
 from .around import MOVES, Around, base, place_of
 
+MOST_TOLD = 5  # calls of a row that are named
+PART = "optimizer"
 PARTED = frozenset({"split", "chunk", "unbind", "split_with_sizes", "topk"})
 SHAPED = frozenset({"view", "_unsafe_view", "expand", "clone", "alias", "detach", "unsqueeze", "squeeze", "reshape"})
 TURNED = SHAPED | {"transpose", "permute", "t"}
@@ -96,10 +98,6 @@ def telling_call(rerun: Rerun, ref: Ref) -> int:
     return ref.node
 
 
-MOST_TOLD = 5  # calls of a row that are named
-PART = "optimizer"
-
-
 def between(rerun: Rerun, last: Ref, first: Ref) -> list[Around]:
     """The calls that make one value out of another, in order, without those that only move numbers."""
     made: set[Ref] = {first}
@@ -125,10 +123,9 @@ def left_out(around: Around, old: Ref, new: Ref) -> tuple[str, str] | None:
     is_stream = around.op == "add" and around.call.part != PART
     if not calls or (is_stream and any(around.depends(ref, new) for ref in around.tensors if ref != old)):
         return None  # a sum with what it was computed from: a residual, which may be taken elsewhere
-    verb = "is" if len(calls) == 1 else "are"
-    return dropped_label(
-        calls, new
-    ), f"{names(calls)} {verb} left out: {around.written} reads {told(around.rerun, new)}"
+    are = "is" if len(calls) == 1 else "are"
+    said = f"{names(calls)} {are} left out: {around.written} reads {told(around.rerun, new)}"
+    return dropped_label(calls, new), said
 
 
 def dropped_label(calls: Sequence[Around], remains: Ref) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import Floats, distance, floats, limit
+from ..one_program.agreement import Floats, distance, factor, floats, limit
 from .hypotheses import DOMINANT, FEW, Finding, Hypothesis
 from .regions import heads_of
 from .screening import positions, sampled
@@ -27,10 +27,10 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase in FACTORS_NAMED_ELSEWHERE:
         return
     e, f = _sample(evidence)
-    if not _varied(e) or not promising(evidence, e, f, _factor(e, f) * e):
+    if not _varied(e) or not promising(evidence, e, f, factor(e, f) * e):
         return
     expected, found = _finite(evidence)
-    a = _factor(expected, found)
+    a = factor(expected, found)
     if a == 0.0 or not math.isfinite(a):
         return
     names = names_of(a, evidence)
@@ -62,7 +62,7 @@ def offset(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase in FACTORS_NAMED_ELSEWHERE:
         return
     a, b = _line(e, f)
-    alone = float(np.linalg.norm(f - _factor(e, f) * e))
+    alone = float(np.linalg.norm(f - factor(e, f) * e))
     if promising(evidence, e, f, a * e + b) and float(np.linalg.norm(f - a * e - b)) < 0.25 * alone:
         a, b = _line(*_finite(evidence))
         sentence = f"found is {a:.6g} times expected plus {b:.6g}"
@@ -154,15 +154,10 @@ def _rms(values: Floats) -> float:
     return math.sqrt(float(values @ values) / max(values.size, 1))
 
 
-def _factor(a: Floats, b: Floats) -> float:
-    square = float(a @ a)
-    return float(a @ b) / square if square > 0 else math.nan
-
-
 def _line(a: Floats, b: Floats) -> tuple[float, float]:
     """The slope and intercept that bring `a` closest to `b`."""
     x, y = a - a.mean(), b - b.mean()
-    slope = _factor(x, y)
+    slope = factor(x, y)
     return slope, float(b.mean() - slope * a.mean())
 
 

@@ -37,9 +37,9 @@ class _Part(Surroundings):
 
     def recorded(self, site: Site) -> tuple[Array, Array] | None:
         both = self._around.recorded(site)
-        return (
-            None if both is None else (_cut(both[0], self._count, self._kept), _cut(both[1], self._count, self._kept))
-        )
+        if both is None:
+            return None
+        return _cut(both[0], self._count, self._kept), _cut(both[1], self._count, self._kept)
 
     def op(self, site: Site) -> str:
         return self._around.op(site)

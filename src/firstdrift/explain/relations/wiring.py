@@ -120,13 +120,12 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
 
 def _first_calls(evidence: Evidence, which: str) -> list[Site]:
     """The inputs of the first call of every module that one side does not make, outer modules first."""
-    here = [
-        one
-        for one in evidence.around.facts.get(which, ())
-        if (one.step, one.phase) == (evidence.site.step, "fwd") and one.port.startswith("in.")
-    ]
-    first = {name: min(one.call for one in here if one.name == name) for name in dict.fromkeys(s.name for s in here)}
-    return sorted((one for one in here if one.call == first[one.name]), key=lambda one: one.name.count("."))
+    now = evidence.site.step, "fwd"
+    alone = [site for site in evidence.around.facts.get(which, ()) if (site.step, site.phase) == now]
+    first: dict[str, Site] = {}
+    for site in sorted((site for site in alone if site.port.startswith("in.")), key=lambda site: site.call):
+        first.setdefault(site.name, site)
+    return sorted(first.values(), key=lambda site: site.name.count("."))
 
 
 def _ordinal(call: int) -> str:

@@ -71,18 +71,11 @@ class Aligned:
         """Where each of the reference's nodes comes."""
         return {number: at for at, number in enumerate(self.reference.order)}
 
-    @cached_property
-    def apart(self) -> frozenset[int]:
-        """The reference's calls that the candidate does not make alike."""
-        like = set(self.counterparts.values()) - {graft.reference for graft in self.grafts}
-        return frozenset(_apart(self.reference, self.lined.equal)) - like
-
     def _graft(self, reference: int, candidate: int) -> Graft | None:
         another = base(self.reference.calls[reference]) != base(self.candidate.calls[candidate])
-        twin = (
-            self.lined.twins.get(self.candidate.target) if reference == self.reference.target.node and another else None
-        )
-        if twin is not None:  # what is asked about is a value that the reference has elsewhere
+        twin = self.lined.twins.get(self.candidate.target)
+        if twin is not None and another and reference == self.reference.target.node:
+            # what is asked about is a value that the reference has elsewhere
             return Graft(reference, candidate, Fragment((), (twin,)), ())
         writing = _Writing(self, reference)
         if not writing.call(candidate):
@@ -165,12 +158,9 @@ class _Writing:
         return local(self.kept, at)
 
     def _is_there(self, ref: Ref) -> bool:
-        reference = self.aligned.reference
-        return (
-            ref in reference.given
-            or ref.node not in reference.calls
-            or self.aligned.place[ref.node] < self.aligned.place[self.reference]
-        )
+        reference, place = self.aligned.reference, self.aligned.place
+        is_made = ref not in reference.given and ref.node in reference.calls
+        return not is_made or place[ref.node] < place[self.reference]
 
     def _made(self, ref: Ref) -> Ref:
         candidate = self.aligned.candidate
@@ -202,10 +192,8 @@ def _apart(rerun: Rerun, same: frozenset[Ref]) -> list[int]:
 
 def _in_one_order(lined: Lined, reference: Sequence[int], candidate: Sequence[int]) -> dict[int, int]:
     """The counterparts that have most in common and come in one order, by the candidate's call."""
-    mine, others = (
-        [_Facts.of(lined.reference, number) for number in reference],
-        [_Facts.of(lined.candidate, number) for number in candidate],
-    )
+    others = [_Facts.of(lined.candidate, number) for number in candidate]
+    mine = (_Facts.of(lined.reference, number) for number in reference)
     likeness = [[facts.likeness(other) for other in others] for facts in mine]
     best = [[0.0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
     for i in range(len(reference) - 1, -1, -1):

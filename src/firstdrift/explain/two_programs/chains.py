@@ -20,20 +20,17 @@ from .lined import Lined
 
 MOST_DEEP = 4  # calls within each other that are told
 FEW_DEEP = 2  # where it is one term of many
+LEAST = 1e-7  # relative: what both sides may round their other paths by
+MOST_TERMS = 16  # of a sum of paths
 MOST_MORE = 16  # calls that only the candidate makes, and still are one change
 
 
 def ends_earlier(lined: Lined) -> Iterator[Change]:
     """The candidate gives what the reference goes on from: the calls behind it are left out."""
-    earlier = lined.twins.get(lined.candidate.target)
-    target = lined.reference.target
-    if (
-        earlier is None
-        or target.node not in lined.reference.calls
-        or lined.reference.shape(earlier) != lined.reference.shape(target)
-    ):
+    earlier, target = lined.twins.get(lined.candidate.target), lined.reference.target
+    if earlier is None or lined.reference.shape(earlier) != lined.reference.shape(target):
         return
-    calls = between(lined.reference, target, earlier)
+    calls = between(lined.reference, target, earlier) if target.node in lined.reference.calls else []
     if not calls:
         return
     last = Around(lined.reference, target.node)
@@ -138,10 +135,6 @@ def _argument(rerun: Rerun, item: object, stop: frozenset[Ref], deep: int) -> st
     return f"{item:g}" if isinstance(item, float) else str(item)
 
 
-LEAST = 1e-7  # relative: what both sides may round their other paths by
-MOST_TERMS = 16  # of a sum of paths
-
-
 def by_path(asked: Asked, rerun: Rerun | None) -> Answer | None:
     """A path that only one side's gradient has: the rest of it is the other side's."""
     replays, site = asked.replays, asked.site
@@ -151,24 +144,22 @@ def by_path(asked: Asked, rerun: Rerun | None) -> Answer | None:
     if candidate is None or own is None or first is None or reference is None:
         return None
     path, label, has = _besides(candidate, first, noise), "gradient-formula", "has a term more"
-    told = None if path is None else _told(candidate, path)
-    if told is None and rerun is not None:
+    side = candidate
+    if path is None and rerun is not None:
         path, label, has = _besides(rerun, candidate.array(candidate.target), noise), "gradient-missing", "lacks a term"
-        told = None if path is None else _told(rerun, path)
-    if told is None:
+        side = rerun
+    if path is None:
         return None
-    said = f"the candidate's gradient {has}, {told}{_detached(reference, candidate.step, site, own)}"
+    said = f"the candidate's gradient {has}, {_through(side, path)}{_detached(reference, candidate.step, site, own)}"
     return Answer(label, said, {}, asked.found, 0.0, 6.0, 0, both=True)
 
 
 def _besides(rerun: Rerun, rest: Array, noise: float) -> Ref | None:
     """The one term of a sum besides which it is a given tensor."""
-    terms = list(_terms(rerun, rerun.target))
-    for one, other in terms:
-        array = rerun.array(one)
-        if array.shape == rest.shape and apart(
-            np.asarray(array, np.float64), np.asarray(rest, np.float64)
-        ) <= 4 * noise * size_of(rest):
+    wide = np.asarray(rest, np.float64)
+    for one, other in _terms(rerun, rerun.target):
+        array = np.asarray(rerun.array(one), np.float64)
+        if array.shape == wide.shape and apart(array, wide) <= 4 * noise * size_of(wide):
             return other
     return None
 
@@ -186,7 +177,7 @@ def _terms(rerun: Rerun, target: Ref) -> Iterator[tuple[Ref, Ref]]:
         yield from ((one, other), (other, one))
 
 
-def _told(rerun: Rerun, path: Ref) -> str:
+def _through(rerun: Rerun, path: Ref) -> str:
     """A term by the forward call through which it comes."""
     left, seen = [path], 0
     while left and seen < MOST_TERMS:
