@@ -78,6 +78,10 @@ def rounded_to(dtype):
     return lambda w: w.astype(np.float32).astype(dtype).astype(np.float64)
 
 
+def cut_to_bf16(array):
+    return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
 CASES = [
     # label, shape, transformation, further facts
     ("transpose", (24, 24), lambda w: w.T, {}),
@@ -119,6 +123,7 @@ CASES = [
     ("dtype-rounding", (24, 16), rounded_to(ml_dtypes.bfloat16), {}),
     ("dtype-rounding", (24, 16), rounded_to(np.float16), {}),
     ("dtype-rounding", (24, 16), rounded_to(ml_dtypes.float8_e4m3fn), {}),
+    ("dtype-rounding", (24, 16), cut_to_bf16, {}),
     ("uninitialised", (24, 16), np.zeros_like, {}),
     ("uninitialised", (32,), np.ones_like, {"op": "LayerNorm"}),
     ("uninitialised", (24, 16), lambda w: w * 1e-42, {}),

@@ -37,15 +37,15 @@ def stored_coarser(evidence: Evidence) -> Iterator[Finding]:
     for dtype in DTYPES:
         if f.size < 4 or _on_grid(f, dtype) < ON_GRID or _on_grid(e, dtype) > 0.5:
             continue
-        off = ~_one_rounding(evidence, e, f, dtype)
-        if off.mean() > 1 - WITHIN:
+        is_cut = bool((np.abs(f) <= np.abs(e) * (1 + limit(evidence))).all())  # towards zero, everywhere
+        steps, how = (1.0, "cut off") if is_cut else (0.5, "rounded")
+        if (~_one_rounding(evidence, e, f, dtype, steps)).mean() > 1 - WITHIN:
             continue
         expected, found = floats(evidence.expected), floats(evidence.found)
-        off = ~_one_rounding(evidence, expected, found, dtype)
-        predicted = np.where(off, expected, found)
+        predicted = np.where(_one_rounding(evidence, expected, found, dtype, steps), found, expected)
         size = float(np.linalg.norm(found[np.isfinite(found)]))
         left = float(np.linalg.norm((found - predicted)[np.isfinite(found)])) / size if size > 0 else math.inf
-        yield Finding("dtype-rounding", f"found is expected rounded to {dtype}", None, 0, {"dtype": dtype}, left)
+        yield Finding("dtype-rounding", f"found is expected {how} to {dtype}", None, 0, {"dtype": dtype}, left)
         return
 
 
@@ -89,13 +89,13 @@ def _cast(values: Floats, dtype: str) -> Floats:
     return np.asarray(values.astype(numpy_dtype(dtype)), np.float64)
 
 
-def _one_rounding(evidence: Evidence, expected: Floats, found: Floats, dtype: str) -> NDArray[np.bool_]:
-    """Where the difference is at most half a step of a dtype, and what noise adds to it."""
+def _one_rounding(evidence: Evidence, expected: Floats, found: Floats, dtype: str, steps: float) -> NDArray[np.bool_]:
+    """Where the difference is at most so many steps of a dtype, and what noise adds to it."""
     step = 2 * UNIT_ROUNDOFF[dtype] * np.exp2(np.floor(np.log2(np.maximum(np.abs(expected), 1e-300))))
     smallest = {"f16": 2.0**-24, "bf16": 2.0**-133, "f8e4m3fn": 2.0**-9, "f8e5m2": 2.0**-16}[dtype]
     usual = math.sqrt(float(np.mean(np.square(expected[np.isfinite(expected)])))) if expected.size else 0.0
     slack = limit(evidence) * np.maximum(np.abs(expected), usual)
-    return np.asarray((np.abs(found - expected) <= 0.5 * np.maximum(step, smallest) + slack) | (found == expected))
+    return np.asarray((np.abs(found - expected) <= steps * np.maximum(step, smallest) + slack) | (found == expected))
 
 
 def _patternless(evidence: Evidence) -> bool:
