@@ -12,7 +12,6 @@ from firstdrift.explain.relations import (
     elementwise,
     hypotheses,
     integrity,
-    layouts,
     permutations,
     wiring,
 )
@@ -157,7 +156,7 @@ def test_the_numbers_survive_being_looked_at():
 ANY_OPERATION = tuple(
     hypothesis
     for family in (
-        by_definition, integrity, wiring, elementwise, layouts, permutations, rounding,
+        by_definition, integrity, wiring, elementwise, permutations, rounding,
     )
     for hypothesis in family.HYPOTHESES
 )  # fmt: skip

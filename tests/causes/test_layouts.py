@@ -5,8 +5,7 @@ import pytest
 import torch
 from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 
-from firstdrift.explain.relations.layouts import axis_order
-from firstdrift.explain.relations.permutations import index_shift, reordered, slices_moved
+from firstdrift.explain.relations.permutations import axis_order, index_shift, reordered, slices_moved
 
 X = numbers(3, 10, 48)
 HEADS = {"heads": 4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,14 +16,14 @@ from ..program.running.not_replayable import NotReplayableError
 from .changes.states import exchanged_tables
 from .naming import CHANGED, more_label
 from .one_program.agreement import size_of
-from .one_program.around import MOVES, Around
-from .one_program.trying import Answer, Asked, Trial, apart
+from .one_program.around import MOVES, Around, Change
+from .one_program.trying import Answer, Asked, Trial, Tried, apart
 from .one_program.values import call_told, line_of, telling_call
 from .telling import length, told_of
-from .two_programs.aligned import aligned
+from .two_programs.aligned import Aligned, Graft, aligned, edit_of
 from .two_programs.chains import by_path, ends_earlier, goes_on
 from .two_programs.from_below import Level, Sides, as_recorded, of_candidate, of_reference
-from .two_programs.grafting import smallest_graft
+from .two_programs.grafted import described, has_other_sizes
 
 LEVEL_WORK = 12_000.0  # calls that are made again, to find what the candidate calls otherwise
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
@@ -200,3 +200,53 @@ def _told(around: Around, said: str) -> str:
     line = line_of(around.rerun, around.number)
     where = f" ({line})" if line else ""
     return f"{around.written}{where} leaves the range of its dtype: it gives {said} where float64 gives other numbers"
+
+
+MOST_GRAFTS = 160  # calls made otherwise, beyond which two programs have too little in common
+
+
+def smallest_graft(aligned: Aligned, trial: Trial) -> Tried | None:
+    """The fewest calls made as the candidate makes them that give what was found, told as a change."""
+    grafts = aligned.grafts
+    if not grafts or len(grafts) > MOST_GRAFTS or not _fits(trial, grafts):
+        return None
+    needed = _needed_of(aligned, trial, grafts)
+    change = described(aligned, needed)
+    return None if change is None else trial.tried(change)
+
+
+def _fits(trial: Trial, grafts: Sequence[Graft]) -> bool:
+    return trial.tried(Change("graft", "", "", edit_of(grafts))) is not None
+
+
+def _needed_of(aligned: Aligned, trial: Trial, grafts: list[Graft]) -> list[Graft]:
+    """The grafts that are needed. Calls that have other sizes follow from what they read, and are kept or left out
+    together; where all are such, those are left out that come before the first that is needed."""
+    sized = [graft for graft in grafts if has_other_sizes(aligned, graft)]
+    others = [graft for graft in grafts if graft not in sized]
+    if others and _fits(trial, others):
+        return _fewest(trial, others, [])
+    if others:
+        others = _fewest(trial, others, sized)
+    while not others and len(sized) > 1 and _fits(trial, sized[1:]):
+        sized = sized[1:]
+    return sorted([*others, *sized], key=lambda one: aligned.place[one.reference])
+
+
+def _fewest(trial: Trial, grafts: list[Graft], kept: list[Graft]) -> list[Graft]:
+    """Those of which none can be left out; halves are left out before single ones, what comes last first."""
+    size = max(len(grafts) // 2, 1)
+    while len(grafts) > 1 - bool(kept):
+        rest = _without(trial, grafts, size, kept)
+        if size == 1 and len(rest) == len(grafts):
+            break
+        size, grafts = max(min(size, len(rest)) // 2, 1), rest
+    return grafts
+
+
+def _without(trial: Trial, grafts: list[Graft], size: int, kept: list[Graft]) -> list[Graft]:
+    for end in range(len(grafts), 0, -size):
+        rest = [*grafts[: max(end - size, 0)], *grafts[end:]]
+        if (rest or kept) and _fits(trial, [*rest, *kept]):
+            grafts = rest
+    return grafts

@@ -13,8 +13,7 @@ from ..one_program.agreement import agree, distance, floats, limit
 from .coarser import stored_coarser
 from .elementwise import offset, scale
 from .hypotheses import Finding, Hypothesis, residual
-from .layouts import axis_order
-from .permutations import index_shift, slices_moved
+from .permutations import axis_order, index_shift, slices_moved
 
 MOST_CHANNELS = 16
 ROWS = 8  # per fitted number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import by_definition, coarser, elementwise, gradients, integrity, layouts, permutations, wiring
+from . import by_definition, coarser, elementwise, gradients, integrity, permutations, wiring
 from . import strange_weights as weights
 from .hypotheses import Hypothesis
 
@@ -15,7 +15,7 @@ GIVEN: tuple[Hypothesis, ...] = (
 IN_PART: tuple[Hypothesis, ...] = elementwise.IN_PART
 # What the program names better where there is one.
 TABLE: tuple[Hypothesis, ...] = (
-    *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES,
+    *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES,
     *permutations.HYPOTHESES, *coarser.HYPOTHESES,
 )  # fmt: skip
 # What says more than that a call reads something else: the output of an earlier call, of another module.

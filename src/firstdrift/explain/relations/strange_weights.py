@@ -14,8 +14,7 @@ from .coarser import quantised, stored_coarser, zero_point
 from .elementwise import scale
 from .hypotheses import Finding, Hypothesis
 from .integrity import uninitialised
-from .layouts import axis_order, is_convolution
-from .permutations import index_shift, reordered, slices_moved
+from .permutations import axis_order, index_shift, is_convolution, reordered, slices_moved
 
 MOST_READ = 200_000_000  # elements of other weights that are looked at
 SCREEN = 4096  # elements compared before a whole array is
