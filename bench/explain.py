@@ -48,9 +48,8 @@ def evidence(site: Site, expected: Floats, found: Floats, inputs: dict[str, Floa
 def linear() -> tuple[Evidence, str]:
     """A bias that is not applied."""
     x, weight, bias = numbers(0, SAMPLES, TOKENS, WIDTH), numbers(1, WIDTH, WIDTH) / 32, numbers(2, WIDTH)
-    weights = {"weight": weight, "bias": bias}
     found = x @ weight.T
-    known = {"op": "Linear", "parameters": weights, "candidate_parameters": weights}
+    known = {"op": "Linear"}
     return evidence(OUT, found + bias, found, {"in.0": x}, **known), "missing-bias"
 
 
@@ -60,7 +59,7 @@ def norm() -> tuple[Evidence, str]:
     weights = {"weight": 1 + 0.1 * numbers(1, WIDTH)}
     square = (x * x).mean(-1, keepdims=True)
     expected, found = (x / np.sqrt(square + eps) * weights["weight"] for eps in (1e-6, 1e-5))
-    known = {"op": "RMSNorm", "parameters": weights, "candidate_parameters": weights}
+    known = {"op": "RMSNorm"}
     return evidence(OUT, expected, found, {"in.0": x}, **known), "norm-eps"
 
 
@@ -82,8 +81,7 @@ def attention() -> tuple[Evidence, str]:
 def unknown() -> tuple[Evidence, str]:
     """Numbers of which nothing is known."""
     expected, found, x = (numbers(seed, SAMPLES, TOKENS, WIDTH) for seed in range(3))
-    weights = {"weight": numbers(4, WIDTH, WIDTH), "bias": numbers(5, WIDTH)}
-    known = {"op": "Linear", "parameters": weights, "candidate_parameters": weights}
+    known = {"op": "Linear"}
     return evidence(OUT, expected, found, {"in.0": x}, **known), "unknown"
 
 

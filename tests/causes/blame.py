@@ -29,10 +29,9 @@ def drift(expected, found, noise=FLOAT32, site=SITE, **known):
     """Evidence of a drift.
 
     `found` is a tensor, which gets noise on every element, or a function of expected, which is given noisy numbers.
-    Inputs and parameters are shared by both sides unless given otherwise.
+    Inputs are shared by both sides unless given otherwise.
     """
     known.setdefault("candidate_inputs", known.get("inputs", {}))
-    known.setdefault("candidate_parameters", known.get("parameters", {}))
     made = found(blurred(expected, noise)) if callable(found) else blurred(found, noise)
     return Evidence(site, expected, made, noise, **known)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from firstdrift.core.sites import Site
-from firstdrift.explain.evidence import Evidence, Nowhere
+from firstdrift.explain.evidence import Evidence, Surroundings
 from firstdrift.explain.relations import gradients
 from firstdrift.explain.relations.hypotheses import explain
 
@@ -17,7 +17,7 @@ TABLE = gradients.HYPOTHESES
 torch.manual_seed(0)
 
 
-class Around(Nowhere):
+class Around(Surroundings):
     def __init__(self, tensors=(), facts=None):
         self.tensors = dict(tensors)
         self.facts = facts or {}

@@ -12,7 +12,6 @@ from firstdrift.explain.relations import (
     elementwise,
     hypotheses,
     integrity,
-    layouts,
     permutations,
     wiring,
 )
@@ -20,7 +19,6 @@ from firstdrift.explain.relations import coarser as rounding
 from firstdrift.explain.relations.hypotheses import Finding, explain, relative
 from firstdrift.explain.relations.known import TABLE
 from firstdrift.explain.relations.screening import LARGE, part_of
-from firstdrift.explain.stored import quantisation
 
 X = numbers(8, 16, 32)
 GENERIC = next(label for label, one in LABELS.items() if one.specificity == 0 and label == "scale")
@@ -158,7 +156,7 @@ def test_the_numbers_survive_being_looked_at():
 ANY_OPERATION = tuple(
     hypothesis
     for family in (
-        by_definition, integrity, wiring, elementwise, layouts, permutations, rounding, quantisation,
+        by_definition, integrity, wiring, elementwise, permutations, rounding,
     )
     for hypothesis in family.HYPOTHESES
 )  # fmt: skip

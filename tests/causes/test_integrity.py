@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from blame import BF16, FLOAT32, SITE, Run, blurred, cause, drift, numbers
+from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 from torch.nn import functional as F  # noqa: N812
 
 from firstdrift.explain.relations.integrity import dropout_active, nan_origin, overflow, uninitialised
@@ -28,35 +28,6 @@ def test_dropout_is_named_with_its_probability(p, noise):
     said = cause(X, lambda x: dropped(x, p), noise)
     assert said.label == "dropout-active", said
     assert said.parameters["p"] == pytest.approx(p, rel=0.05)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("p", [0.4, 0.5, 0.6])
-def test_dropout_of_few_elements_is_told_by_its_exact_factor(p, seed):
-    few = np.maximum(numbers(5, 9, seed=30 + seed), 0.0)  # half of them are zero on both sides
-    found = dropped(few, p, seed + 1)
-    said = cause(few, found)
-    assert said.label == "dropout-active", said
-    assert said.parameters["p"] == pytest.approx(p, rel=1e-5)
-
-
-SMALL = numbers(6, 8, seed=31)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        2 * np.maximum(SMALL, 0),
-        2 * np.where(np.abs(SMALL) > 0.6, SMALL, 0.0),  # shrunk
-        2 * blanked(SMALL, np.s_[:, [1, 3, 4, 6]]),  # columns
-        2 * blanked(SMALL, np.s_[[0, 2, 5]]),  # rows
-        2 * blanked(SMALL, np.s_[3:]),
-        2.0837 * np.where(numbers(6, 8, seed=3) > 0.05, SMALL, 0.0),  # a factor that nobody writes a probability for
-        np.where(numbers(6, 8, seed=3) > 0, 2 * SMALL + 0.1 * numbers(6, 8, seed=4), 0.0),
-    ],
-)
-def test_few_zeros_of_other_origin_are_not_dropout(found):
-    assert cause(SMALL, found).label != "dropout-active"
 
 
 def test_dropout_of_whole_channels_is_named():
@@ -136,80 +107,13 @@ def test_a_nan_on_both_sides_is_no_origin():
     assert list(nan_origin(drift(X * np.nan, X * np.nan))) == []
 
 
-def test_a_candidate_that_differs_from_itself_is_nondeterministic():
-    again = numbers(8, 20, 32, seed=5)
-    around = Run({}, facts={"repeats": [again]})
-    assert cause(X, numbers(8, 20, 32, seed=6), around=around).label == "nondeterministic"
-
-
-def test_a_candidate_that_repeats_itself_is_not_nondeterministic():
-    found = numbers(8, 20, 32, seed=6)
-    around = Run({}, facts={"repeats": [blurred(found, FLOAT32, 1)]})
-    assert cause(X, found, around=around).label == "unknown"
-
-
-@pytest.mark.parametrize("rows", [[15], [3, 31]])
-def test_rows_of_a_product_that_were_never_written_are_named(rows):
-    expected = numbers(2, 16, 48, seed=1).reshape(-1, 48)
-    found = expected.copy()
-    found[rows] = 5 * numbers(len(rows), 48, seed=2)
-    said = cause(expected.reshape(2, 16, 48), found.reshape(2, 16, 48), op="Linear")
-    assert (said.label, said.parameters["rows"]) == ("uninitialised", rows)
-
-
-@pytest.mark.parametrize(
-    ("op", "change"),
-    [
-        ("Linear", lambda row: 2 * row),
-        ("Linear", lambda row: row + 0.5),
-        ("Attention", lambda row: numbers(48, seed=2)),
-    ],
-)
-def test_a_row_that_is_wrong_for_another_reason_was_written(op, change):
-    expected = numbers(2, 16, 48, seed=1)
-    found = expected.copy()
-    found[1, 15] = change(found[1, 15])
-    assert cause(expected, found, op=op).label != "uninitialised"
-
-
-FILLED = numbers(6, 4, 16, seed=3) * np.ones((6, 4, 1))
-FILLED[[1, 2, 5], [3, 0, 2]] = 0.0
-
-
-def overwritten(value):
-    found = FILLED.copy()
-    found[[1, 2, 5], [3, 0, 2]] = value
-    return found
-
-
-@pytest.mark.parametrize("noise", [FLOAT32, BF16])
-@pytest.mark.parametrize("value", [40 * numbers(3, 16, seed=8), 1e5 * numbers(3, 16, seed=8), np.full(16, 50.0)])
-def test_slots_that_the_reference_leaves_empty_and_hold_garbage_were_never_written(value, noise):
-    said = cause(FILLED, overwritten(value), noise, op="Experts")
-    assert (said.label, said.parameters["count"]) == ("uninitialised", 3), said
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        overwritten(numbers(3, 16, seed=8)),  # as large as all others: the mask may be missing
-        overwritten(0.5),
-        FILLED + 40 * np.eye(4, 16),
-        40 * FILLED,
-        np.where(FILLED == 0, 40.0, 2 * FILLED),
-    ],
-)
-def test_empty_slots_with_numbers_of_the_usual_size_are_not_called_unwritten(found):
-    assert cause(FILLED, found, op="Experts").label != "uninitialised"
-
-
 @pytest.mark.parametrize(("dtype", "size"), [(np.float16, 3e4), (np.float16, 9e4)])
 def test_a_product_of_short_operands_that_overflows_is_told_through_its_rounding(dtype, size):
     x, w = numbers(6, 20, 32, seed=1), size / 6 * numbers(24, 32, seed=2)
     short = x.astype(dtype).astype(np.float64) @ w.astype(dtype).astype(np.float64).T
     with np.errstate(over="ignore"):
         found = short.astype(dtype).astype(np.float64)
-    said = cause(x @ w.T, lambda _: found, 1e-9, op="Linear", inputs={"in.0": x}, parameters={"weight": w})
+    said = cause(x @ w.T, lambda _: found, 1e-9, op="Linear", inputs={"in.0": x})
     assert (said.label, said.parameters["dtype"]) == ("overflow", "f16"), said
 
 
@@ -217,12 +121,3 @@ def test_infinities_beside_a_bound_are_no_overflow():
     x = 3e4 * numbers(6, 20, 24)
     found = np.where(np.abs(x) > 5e4, np.inf, x)
     assert cause(x, lambda _: found, inputs={"in.0": x}).label != "overflow"
-
-
-def test_a_parameter_without_axes_stops_no_hypothesis():
-    x = numbers(2, 5, 8)
-    counted = {"weight": np.ones(8), "num_batches_tracked": np.array(3.0)}
-    said = cause(
-        x, numbers(2, 5, 8, seed=4), 1e-6, inputs={"in.0": x}, parameters=counted, candidate_parameters=counted
-    )
-    assert said.label == "unknown"  # and no hypothesis failed, which would be a warning

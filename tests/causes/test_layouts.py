@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from blame import BF16, FLOAT32, SITE, Run, cause, drift, numbers
+from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 
-from firstdrift.core.sites import Site
-from firstdrift.explain.relations.layouts import axis_order
-from firstdrift.explain.relations.permutations import index_shift, patterned, permuted, reordered
+from firstdrift.explain.relations.permutations import axis_order, index_shift, reordered, slices_moved
 
 X = numbers(3, 10, 48)
 HEADS = {"heads": 4}
@@ -105,7 +103,7 @@ def test_queries_keys_and_values_in_another_order_are_named_as_such():
     x = numbers(2, 6, 16)
     fused = numbers(2, 6, 48, seed=1)
     said = cause(fused, blocks(1, 0, 2), op="Linear", inputs={"in.0": x})
-    assert (said.label, said.parameters["blocks"]) == ("qkv-order", [1, 0, 2])
+    assert (said.label, said.parameters["numbers"]) == ("qkv-order", [1, 0, 2])
 
 
 def test_three_gates_of_a_recurrence_are_not_queries_keys_and_values():
@@ -154,7 +152,7 @@ def test_the_same_numbers_in_no_order_that_has_a_name_are_still_the_same_numbers
 )
 def test_what_is_no_reordering_is_not_called_one(found, noise):
     evidence = drift(X, found, noise)
-    for hypothesis in (patterned, permuted, index_shift, axis_order):
+    for hypothesis in (slices_moved, index_shift, axis_order):
         assert list(hypothesis(evidence)) == []
 
 
@@ -178,54 +176,11 @@ def test_a_tensor_that_repeats_along_an_axis_has_no_shift():
 
 def test_numbers_so_dense_that_each_has_a_neighbour_within_noise_are_not_matched():
     a, b = (np.random.default_rng(seed).uniform(1, 2, 2000) for seed in (1, 2))
-    assert list(permuted(drift(a, b, BF16))) == []
+    assert list(slices_moved(drift(a, b, BF16))) == []
     a, b = (np.random.default_rng(seed).uniform(1, 2, 9000) for seed in (1, 2))
-    assert list(permuted(drift(a, b, BF16))) == []
+    assert list(slices_moved(drift(a, b, BF16))) == []
 
 
 def test_samples_of_a_batch_in_another_order_are_a_permutation():
     x = numbers(6, 40)
     assert cause(x, x[[3, 1, 0, 2, 5, 4]], site=SITE).label == "permutation"
-
-
-MERGED = numbers(2, 5, 24)
-BEFORE = Site(0, "fwd", "stem.norm", "out")
-ACTIVATED = Site(0, "fwd", "stem.act", "out")
-READ = Site(0, "fwd", "proj", "in.0")
-
-
-def beside(x):
-    """Six blocks of four, merged as four blocks of six."""
-    return x.reshape(2, 5, 6, 4).swapaxes(-1, -2).reshape(x.shape)
-
-
-@pytest.mark.parametrize("op", ["Conv2d", "BatchNorm2d", "MaxPool2d", "AdaptiveAvgPool2d", "Conv1d"])
-@pytest.mark.parametrize("attrs", [{}, {"heads": 6}])
-def test_channels_and_places_of_an_image_are_not_called_heads(op, attrs):
-    image = MERGED.reshape(2, 5, 6, 4).transpose(0, 2, 1, 3)
-    producers = {READ: [ACTIVATED], ACTIVATED: [BEFORE]}
-    run = Run({BEFORE: image, ACTIVATED: image}, ops={"stem.norm": op, "stem.act": "ReLU"}, producers=producers)
-    said = cause(MERGED, beside, site=READ, op="Tagger", inputs={"stem.act": image}, attrs=attrs, around=run)
-    assert said.label == "axis-order", said
-
-
-@pytest.mark.parametrize(
-    ("name", "op", "source"),
-    [
-        ("layers.0.attn.proj", "Block", "layers.0.attn.mixed"),
-        ("layers.0.mixer.proj", "SelfAttention", "layers.0.mixer.drop"),
-        ("mid.out", "Block", "mid.v"),  # projected by convolutions of one place
-        ("h.0.c_proj", "Block", "h.0.c_attn"),
-    ],
-)
-def test_what_an_attention_merged_is_still_called_heads(name, op, source):
-    site, made = Site(0, "fwd", name, "in.0"), Site(0, "fwd", source, "out")
-    ops = {"mid.v": "Conv2d", "h.0.c_attn": "Conv1D", "layers.0.mixer.drop": "Dropout"}
-    run = Run({made: MERGED}, ops=ops, producers={site: [made]})
-    said = cause(MERGED, beside, site=site, op=op, inputs={source: numbers(2, 5, 24, seed=3)}, around=run)
-    assert said.label == "head-permutation", said
-
-
-def test_a_name_that_an_output_projection_may_have_does_not_make_heads():
-    said = cause(MERGED, beside, site=READ, op="Mixer", inputs={"shuffle": numbers(2, 5, 24, seed=3)})
-    assert said.label == "axis-order", said

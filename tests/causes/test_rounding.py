@@ -6,8 +6,13 @@ import pytest
 import torch
 from blame import BF16, FLOAT32, SITE, cause, drift, numbers
 
-from firstdrift.explain.relations.coarser import computed_coarser, rounding_mode, stored_coarser
-from firstdrift.explain.stored.quantisation import quantised, zero_point
+from firstdrift.explain.relations.coarser import (
+    computed_coarser,
+    quantised,
+    rounding_mode,
+    stored_coarser,
+    zero_point,
+)
 
 X = numbers(16, 24, 64)
 W = numbers(128, 256)

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from firstdrift.core.sites import Site
-from firstdrift.explain.evidence import Evidence, Nowhere
+from firstdrift.explain.evidence import Evidence, Surroundings
+from firstdrift.explain.relations import strange_weights as weights
 from firstdrift.explain.relations.hypotheses import explain
-from firstdrift.explain.stored import strange_weights as weights
 
 SITE = Site(0, "weight", "layers.0.attn.q_proj", "weight")
 BY_NAME = {"op": "Linear"}
 
 
-class Around(Nowhere):
+class Around(Surroundings):
     def __init__(self, tensors):
         self.tensors = tensors
 
@@ -37,7 +37,7 @@ def weight(*shape, seed=0):
 
 
 def evidence_of(expected, found, noise=1e-9, op="", port="weight", others=None):
-    around = Nowhere() if others is None else Around(others)
+    around = Surroundings() if others is None else Around(others)
     site = SITE._replace(port=port)
     return Evidence(site, np.asarray(expected, np.float64), np.asarray(found, np.float64), noise, op=op, around=around)
 
@@ -76,6 +76,10 @@ def adapter(array, rank, scale):
 
 def rounded_to(dtype):
     return lambda w: w.astype(np.float32).astype(dtype).astype(np.float64)
+
+
+def cut_to_bf16(array):
+    return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 CASES = [
@@ -119,6 +123,7 @@ CASES = [
     ("dtype-rounding", (24, 16), rounded_to(ml_dtypes.bfloat16), {}),
     ("dtype-rounding", (24, 16), rounded_to(np.float16), {}),
     ("dtype-rounding", (24, 16), rounded_to(ml_dtypes.float8_e4m3fn), {}),
+    ("dtype-rounding", (24, 16), cut_to_bf16, {}),
     ("uninitialised", (24, 16), np.zeros_like, {}),
     ("uninitialised", (32,), np.ones_like, {"op": "LayerNorm"}),
     ("uninitialised", (24, 16), lambda w: w * 1e-42, {}),

@@ -121,31 +121,6 @@ def test_a_module_that_the_candidate_never_runs_is_a_skipped_operation():
     assert (said.label, said.parameters) == ("skipped-op", {"module": "adapter"})
 
 
-START, STREAM, READ = at("norm"), at("mix", call=1, port="in.0"), at("mix.p", call=1, port="in.0")
-
-
-@pytest.mark.parametrize("noise", [FLOAT32, BF16])
-def test_a_later_state_of_what_should_be_read_is_another_source(noise):
-    outer = at("mix", call=1, port="in.1")  # which hands it to its first part
-    reference = {START: A, STREAM: B, outer: A, READ: A}
-    around = Run(reference, {outer: B, READ: B}, producers={STREAM: [START]})
-    said = cause(A, B, noise, READ, around=around, inputs={"norm": A})
-    assert said.label == "residual-source", said
-    assert said.parameters["site"] == list(STREAM)
-    assert said.parameters["reference_site"] == list(START)
-
-
-@pytest.mark.parametrize("producers", [{}, {START: [STREAM]}])
-def test_a_tensor_that_was_not_computed_from_the_right_one_is_told_without_a_cause(producers):
-    around = Run({START: A, STREAM: B, READ: A}, {READ: B}, producers=producers)
-    assert cause(A, B, site=READ, around=around, inputs={"norm": A}).label == "unknown"
-
-
-def test_what_belongs_here_must_be_known_before_another_source_is_named():
-    around = Run({START: C, STREAM: B, READ: A}, {READ: B}, producers={STREAM: [START]})
-    assert cause(A, B, site=READ, around=around, inputs={"norm": C}).label == "unknown"
-
-
 @pytest.mark.parametrize("other", [at("up", call=1), at("up", step=1), at("up", call=2)])
 def test_tensors_of_other_calls_are_not_swapped(other):
     around = Run({at("gate"): A, other: B}, {at("gate"): B, other: A})

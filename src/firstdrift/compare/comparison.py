@@ -188,10 +188,8 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
     from ..explain.gathering import Runs, gather
 
     pairs = {pair.site: pair for pair in compared.alignment.pairs}
-    facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
-    facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
-    facts |= compared.alignment.unpaired
-    runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
+    facts: dict[str, Any] = {"batch": compared.reference.header.get("batch"), **compared.alignment.unpaired}
+    runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, facts)
     evidence = gather(result.site, runs, noise_of(result, case))
     if evidence is None:
         return None
@@ -225,8 +223,8 @@ def _is_clear(cause: Cause) -> bool:
 
 def out_of_range(pair: Pair, replays: Replays | None) -> Cause | None:
     """That the candidate's own calls leave the range of their dtype, where the reference's do not."""
+    from ..explain.engine import beyond_range
     from ..explain.labels import LABELS
-    from ..explain.one_program.ranges import beyond_range
 
     said = None if replays is None else beyond_range(replays, _made_at(pair.reference.site, replays))
     return None if said is None else Cause("overflow", said, LIKELY_RANGE, LABELS["overflow"].confirm)
@@ -234,8 +232,8 @@ def out_of_range(pair: Pair, replays: Replays | None) -> Cause | None:
 
 def smallest_change(evidence: Evidence, pair: Pair, replays: Replays) -> Cause | None:
     """The smallest change of the reference's program that gives what the candidate has."""
-    from ..explain.asked import Asked
     from ..explain.engine import answer
+    from ..explain.one_program.trying import Asked
     from ..explain.telling import cause_of
 
     site = _made_at(pair.reference.site, replays)
@@ -258,7 +256,7 @@ def _made_at(site: Site, replays: Replays) -> Site:
 
 def noise_of(result: PairResult, case: Case) -> float:
     """What noise explains of a drifting tensor: by the kind of its operation, and at least by draws of its own."""
-    from ..explain.one_program.trying import EXACT
+    from ..explain.one_program.agreement import EXACT
 
     drawn = [float(finding.facts.get("noise") or 0.0) for finding in result.chain if finding.by == "replay"]
     return max(USUAL * _usual_limit(result, case), *(noise / EXACT for noise in drawn if noise < 1), 0.0)

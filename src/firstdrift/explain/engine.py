@@ -1,39 +1,34 @@
-"""Why a value drifts: asks the reference's program which smallest change of it gives what the candidate has."""
+"""Why a value drifts: the smallest change of the program that gives what the candidate has; numbers out of range."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ..program.interpreter import NotReplayableError
+from ..core.sites import Site
+from ..judge.replay.replays import Replays
+from ..program.calls import NotReplayableError
 from ..program.reruns import Piece, Rerun
-from .asked import Answer, Asked
-from .changes.tables import exchanged_tables
-from .naming import CHANGED, additional_label, more_label
-from .one_program import narrowing
-from .one_program.around import Around, Change, base
-from .one_program.search import changes_that_fit
-from .one_program.trying import Question, Trial, Tried, apart, size
-from .one_program.values import call_told, line_of
+from .changes.states import exchanged_tables
+from .naming import CHANGED, more_label
+from .one_program.agreement import size_of
+from .one_program.around import MOVES, Around, Change
+from .one_program.trying import Answer, Asked, Trial, Tried, apart
+from .one_program.values import call_told, line_of, telling_call
 from .telling import length, told_of
-from .two_programs.aligned import Aligned, aligned
-from .two_programs.by_structure import by_path, goes_on, stays
-from .two_programs.chains import ends_earlier
-from .two_programs.differing import differences
-from .two_programs.from_below import WORK, Level, Sides, as_recorded, of_candidate, of_reference
-from .two_programs.grafted import CALLS
-from .two_programs.grafting import smallest_graft
+from .two_programs.aligned import Aligned, Graft, aligned, edit_of
+from .two_programs.chains import by_path, ends_earlier, goes_on
+from .two_programs.from_below import Level, Sides, as_recorded, of_candidate, of_reference
+from .two_programs.grafted import described, has_other_sizes
 
-NARROW_WORK = 12_000.0  # calls that are made again, to find the value that differs
+LEVEL_WORK = 12_000.0  # calls that are made again, to find what the candidate calls otherwise
 SHORT = 2.0  # bits: a change that both programs show and that takes no more needs no search for a smaller one
 FEW = 6.0  # bits: nor does a change of the reference's program for one of the candidate's
 LARGE = 1 << 20  # elements: of larger tensors some samples are looked into
-MOST_OTHER = 3  # calls on either side that have no like on the other, and still are one change
 MOST_CALLS = 600  # a program of more calls is no one operation
 WIDER = 1e-5  # relative: what numbers that are kept in float32 do to a run in float64
 ROUNDED = 1e-3  # relative: what float64 may be apart from what ran in a shorter format
@@ -45,7 +40,7 @@ def answer(asked: Asked) -> Answer | None:
     compare."""
     if np.iscomplexobj(asked.found):
         return None
-    if np.mean(np.isnan(np.asarray(asked.found, np.float64))) > MOST_NAN or stays(asked):
+    if np.mean(np.isnan(np.asarray(asked.found, np.float64))) > MOST_NAN or _stays(asked):
         return None
     with suppress(NotReplayableError), asked.replays.running():
         off, piece = _off(asked), _piece(asked)
@@ -64,6 +59,17 @@ def answer(asked: Asked) -> Answer | None:
             asked = replace(asked, found=piece.taken(asked.found, rerun.axis))
         return _smallest(asked, _sides(asked, rerun))
     return None
+
+
+def _stays(asked: Asked) -> bool:
+    """Whether a step left a tensor as it was: any change that spoils an update gives that."""
+    site = asked.site
+    if site.phase == "weight_after":
+        return not np.any(asked.found)
+    if site.phase != "optim":
+        return False
+    before = asked.replays.counterparts.array(site._replace(step=site.step - 1)) if site.step else np.zeros(1)
+    return before is not None and np.array_equal(np.broadcast_to(before, asked.found.shape), asked.found)
 
 
 def _smallest(asked: Asked, sides: Sides) -> Answer | None:
@@ -90,7 +96,7 @@ def _read_elsewhere(asked: Asked) -> Answer | None:
     candidate = asked.replays.own_rerun(asked.site)
     if candidate is None or candidate.target.node not in candidate.calls:
         return None
-    number = narrowing.telling_call(candidate, candidate.target)
+    number = telling_call(candidate, candidate.target)
     name = ".".join(part for part in (first.name, first.port) if part)
     said = f"{asked.site.name} reads {call_told(candidate, number)} ({line_of(candidate, number)}) instead of {name}"
     label = more_label(Around(candidate, number))
@@ -121,7 +127,7 @@ def _off(asked: Asked) -> float:
     if made is None or made.shape != recorded.shape:
         return 0.0
     wide = np.asarray(recorded, np.float64)
-    whole = size(wide)
+    whole = size_of(wide)
     return apart(np.asarray(made, np.float64), wide) / whole if whole else 0.0
 
 
@@ -134,12 +140,12 @@ def _sides(asked: Asked, rerun: Rerun) -> Sides:
         return alone
     if candidate is None or len(candidate.calls) > MOST_CALLS:
         return alone
-    brought = as_recorded(asked, candidate, Trial(rerun, asked.question(rerun), NARROW_WORK))
+    brought = as_recorded(asked, candidate, Trial(rerun, asked.question(rerun), LEVEL_WORK))
     return alone if brought is None else Sides(Level(asked, rerun, candidate, brought))
 
 
 def _by_both(asked: Asked, sides: Sides) -> Answer | None:
-    """From both programs: what makes the first value that differs, and what the candidate calls in its place."""
+    """From both programs, as they are and opened: the first difference with a name, else the first."""
     vague: Answer | None = None
     for level in sides.levels if sides.whole.candidate is not None else ():
         found = _at_level(asked, level)
@@ -150,126 +156,97 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 
 
 def _at_level(asked: Asked, level: Level) -> Answer | None:
-    """The fewest calls made as the candidate makes them; else, or where these have no name, a change of what makes the
-    first value that differs."""
-    reference, question, lined = level.reference, level.question, level.lined
-    trial = Trial(reference, question, NARROW_WORK)
-    tables = [one for change in exchanged_tables(lined) if (one := trial.tried(change)) is not None]
-    if tables:
-        return replace(told_of(tables, lined), predicted=asked.found, both=True)
-    chained = _chained(asked, lined, trial)
-    if chained is not None:
-        return chained
-    both = aligned(lined)
-    grafted = smallest_graft(both, Trial(reference, question, NARROW_WORK))
-    if grafted is not None and grafted.change.label != CHANGED:
-        return replace(told_of([grafted], lined), predicted=asked.found, both=True)
-    short = grafted is not None and not grafted.change.kind.startswith(CALLS)
-    found, narrows = _narrowly(lined, question, trial, searched=short)
-    if not found and not short:
-        found = changes_that_fit(Trial(reference, question, NARROW_WORK), narrowing.changed_calls(lined))
-    if grafted is not None:
-        found = [grafted, *(tried for tried in found if _says_more(tried.change, both))]
-    return _said(asked, lined, found, narrows)
+    """Another table, calls in a row that one side alone makes, or the fewest calls made as the candidate makes them."""
+    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK)
+    for changes in (exchanged_tables(lined), ends_earlier(lined)):
+        found = [tried for change in changes if (tried := trial.tried(change)) is not None]
+        if found:
+            return replace(told_of(found, lined), predicted=asked.found, both=True)
+    further = goes_on(asked, lined)
+    if further is not None:
+        return further
+    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK))
+    return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
 
 
-def _chained(asked: Asked, lined: narrowing.Lined, trial: Trial) -> Answer | None:
-    """Several calls in a row that one side makes behind what both have."""
-    ended = [one for change in ends_earlier(lined) if (one := trial.tried(change)) is not None]
-    return replace(told_of(ended), predicted=asked.found, both=True) if ended else goes_on(asked, lined)
+def beyond_range(replays: Replays, site: Site) -> str | None:
+    """What of the candidate's calls gives infinity or zero where float64, on the same numbers, does not."""
+    with suppress(NotReplayableError), replays.running():
+        candidate, reference = replays.own_rerun(site, exact=False), replays.rerun(site, exact=False)
+        if candidate is None or reference is None:
+            return None
+        if next(_lost(reference), None) is not None:
+            return None  # so does the reference
+        return next((_told(around, said) for around, said in _lost(candidate)), None)
+    return None
 
 
-def _said(
-    asked: Asked, lined: narrowing.Lined, found: Sequence[Tried], narrows: Sequence[narrowing.Narrow]
-) -> Answer | None:
-    """The change that was found; where none was, what the candidate calls in the place of what the reference calls."""
-    if found:
-        return replace(told_of(found, lined, narrows), predicted=asked.found, both=True)
-    return _called_instead(asked, lined, narrows[0]) if narrows else None
+def _lost(rerun: Rerun) -> Iterator[tuple[Around, str]]:
+    """The calls that leave the range, with what they give."""
+    for number in rerun.calls:
+        around = Around(rerun, number)
+        if around.kind != "f" or around.op in MOVES:
+            continue
+        found, wide = np.asarray(rerun.array(around.result), np.float64), rerun.alone(number)
+        if wide is None or wide.shape != found.shape:
+            continue
+        infinite = int(np.count_nonzero(np.isinf(found) & np.isfinite(wide)))
+        zero = int(np.count_nonzero((found == 0) & (wide != 0)))
+        if infinite or zero:
+            yield around, f"{infinite} infinities" if infinite else f"{zero} zeros"
 
 
-def _narrowly(
-    lined: narrowing.Lined, question: Question, trial: Trial, *, searched: bool
-) -> tuple[list[Tried], list[narrowing.Narrow]]:
-    """Changes of the first calls, then of those that make the first values that differ and hold the difference."""
-    found = changes_that_fit(trial, narrowing.frontier(lined), thorough=False)
-    narrows = narrowing.first_to_differ(lined, trial)
-    found += _of_narrows(lined, narrows)
-    if not found and not searched:
-        again = Trial(lined.reference, question, NARROW_WORK)
-        earliest = narrowing.narrowed(lined, again)
-        if not earliest and not narrows:
-            earliest = narrowing.at_the_end(lined, again)
-        found = _of_narrows(lined, earliest)
-        narrows = earliest if found or not narrows else narrows
-    return found, narrows
+def _told(around: Around, said: str) -> str:
+    line = line_of(around.rerun, around.number)
+    where = f" ({line})" if line else ""
+    return f"{around.written}{where} leaves the range of its dtype: it gives {said} where float64 gives other numbers"
 
 
-def _says_more(change: Change, both: Aligned) -> bool:
-    """Whether a change has a name and is one of calls that the candidate does not make alike."""
-    return change.label != CHANGED and all(number in both.apart for number in change.edit)
+MOST_GRAFTS = 160  # calls made otherwise, beyond which two programs have too little in common
 
 
-def _of_narrows(lined: narrowing.Lined, narrows: Sequence[narrowing.Narrow]) -> list[Tried]:
-    """The changes that make each of some values, of one kind for all."""
-    kinds: dict[str, list[Tried]] | None = None
-    for narrow in narrows:
-        own = {tried.change.kind + tried.change.said: [tried] for tried in _alone(lined, narrow, WORK / len(narrows))}
-        kinds = own if kinds is None else {kind: [*kinds[kind], *own[kind]] for kind in kinds if kind in own}
-    return [replace(some[0], change=_joined([one.change for one in some])) for some in (kinds or {}).values()]
-
-
-def _alone(lined: narrowing.Lined, narrow: narrowing.Narrow, work: float) -> list[Tried]:
-    """The changes that make one value; first the differences of the two calls that make it."""
-    reference = lined.reference.toward(narrow.ref)
-    question = narrowing.questions(lined, narrow)
-    trial = Trial(reference, question, work)
-    around = narrowing.region(lined, reference, narrow.ref)
-    found = [one for change in differences(lined, reference, narrow) if (one := trial.tried(change)) is not None]
-    found += changes_that_fit(trial, around)
-    opened = None if found else reference.opened()
-    if opened is not None:
-        found = changes_that_fit(Trial(opened, question, work), narrowing.region(lined, opened, opened.target))
-    return found
-
-
-def _joined(changes: Sequence[Change]) -> Change:
-    edit: dict[int, Any] = {}
-    for change in changes:
-        edit |= change.edit
-    return replace(changes[0], edit=edit)
-
-
-def _called_instead(asked: Asked, lined: narrowing.Lined, narrow: narrowing.Narrow) -> Answer | None:
-    """What the candidate calls in the place of what the reference calls, where no change of one call says it."""
-    reference, candidate = (
-        narrowing.telling_call(lined.reference, narrow.ref),
-        narrowing.telling_call(lined.candidate, narrow.candidate),
-    )
-    mine, other = line_of(lined.reference, reference), line_of(lined.candidate, candidate)
-    if mine is None or other is None:
+def smallest_graft(aligned: Aligned, trial: Trial) -> Tried | None:
+    """The fewest calls made as the candidate makes them that give what was found, told as a change."""
+    grafts = aligned.grafts
+    if not grafts or len(grafts) > MOST_GRAFTS or not _fits(trial, grafts):
         return None
-    more, less = narrowing.more_and_less(lined, narrow)
-    if len(more) > MOST_OTHER or len(less) > MOST_OTHER:
-        return None  # that is where, and not yet why
-    label = CHANGED
-    if len(more) == 1 and not less:
-        one = more[0]
-        label = (
-            "double-bias" if _adds_again(lined, one) else additional_label(one.op, Around(lined.reference, reference))
-        )
-        where = line_of(lined.candidate, one.number)
-        said = f"{mine}: the candidate has one call more, {call_told(lined.candidate, one.number)} ({where})"
-    else:
-        now, before = call_told(lined.candidate, candidate), call_told(lined.reference, reference)
-        if now == before:
-            return None  # what they read differs in a way that nobody could tell
-        said = f"{mine}: the candidate computes {now} ({other}) instead of {before}"
-    calls = {"reference_call": base(lined.reference.calls[reference]), "call": base(lined.candidate.calls[candidate])}
-    return Answer(label, said, calls, asked.found, 0.0, 24.0, 0, both=True)
+    needed = _needed_of(aligned, trial, grafts)
+    change = described(aligned, needed)
+    return None if change is None else trial.tried(change)
 
 
-def _adds_again(lined: narrowing.Lined, around: Around) -> bool:
-    """Whether a call of the candidate adds what the reference adds once."""
-    known = [lined.same[ref] for ref in around.tensors if ref in lined.same] if around.op == "add" else []
-    return any(Around(lined.reference, number).op == "add" for ref in known for number in lined.reference.readers[ref])
+def _fits(trial: Trial, grafts: Sequence[Graft]) -> bool:
+    return trial.tried(Change("graft", "", "", edit_of(grafts))) is not None
+
+
+def _needed_of(aligned: Aligned, trial: Trial, grafts: list[Graft]) -> list[Graft]:
+    """The grafts that are needed. Calls that have other sizes follow from what they read, and are kept or left out
+    together; where all are such, those are left out that come before the first that is needed."""
+    sized = [graft for graft in grafts if has_other_sizes(aligned, graft)]
+    others = [graft for graft in grafts if graft not in sized]
+    if others and _fits(trial, others):
+        return _fewest(trial, others, [])
+    if others:
+        others = _fewest(trial, others, sized)
+    while not others and len(sized) > 1 and _fits(trial, sized[1:]):
+        sized = sized[1:]
+    return sorted([*others, *sized], key=lambda one: aligned.place[one.reference])
+
+
+def _fewest(trial: Trial, grafts: list[Graft], kept: list[Graft]) -> list[Graft]:
+    """Those of which none can be left out; halves are left out before single ones, what comes last first."""
+    size = max(len(grafts) // 2, 1)
+    while len(grafts) > 1 - bool(kept):
+        rest = _without(trial, grafts, size, kept)
+        if size == 1 and len(rest) == len(grafts):
+            break
+        size, grafts = max(min(size, len(rest)) // 2, 1), rest
+    return grafts
+
+
+def _without(trial: Trial, grafts: list[Graft], size: int, kept: list[Graft]) -> list[Graft]:
+    for end in range(len(grafts), 0, -size):
+        rest = [*grafts[: max(end - size, 0)], *grafts[end:]]
+        if (rest or kept) and _fits(trial, [*rest, *kept]):
+            grafts = rest
+    return grafts

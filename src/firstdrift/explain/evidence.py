@@ -4,68 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..core.sites import Site
 from ..core.strict_json import Json
 from ..core.traces import Array
 
 
-class Surroundings(Protocol):
-    """The rest of both runs, for hypotheses that look beyond one tensor."""
+class Surroundings:
+    """The rest of both runs, for hypotheses that look beyond one tensor; here, one of which nothing is known.
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What a run knows besides tensors: `target`, `candidate_target`, `batch`, the headers' `optimizer` and
-        `candidate_optimizer`, and the sites that one side alone has, `reference_only` and `candidate_only`, where
-        known."""
-
-    def sites(self, phase: str) -> Sequence[Site]:
-        """The compared sites of a phase, in causal order."""
-
-    def reference(self, site: Site) -> Array | None:
-        """The reference's tensor, or None where there is none."""
-
-    def candidate(self, site: Site) -> Array | None:
-        """The candidate's tensor, or None where there is none."""
-
-    def recorded(self, site: Site) -> tuple[Array, Array] | None:
-        """Both tensors of a site as they were recorded, whose shapes may differ; None where a side has none."""
-
-    def op(self, site: Site) -> str:
-        """The operation that the reference recorded for a site; empty where it recorded none."""
-
-    def producers(self, site: Site) -> Sequence[Site]:
-        """The compared sites that a tensor was computed from; none where that is not known."""
-
-
-class Nowhere:
-    """Surroundings of a tensor of which nothing else is known."""
+    `facts` are what a run knows besides tensors, where known: `target`, `candidate_target`, `batch`, and the sites that
+    one side alone has, `reference_only` and `candidate_only`.
+    """
 
     facts: Mapping[str, Any] = {}
 
     def sites(self, phase: str) -> Sequence[Site]:
-        """No sites."""
+        """The compared sites of a phase, in causal order."""
         return ()
 
     def reference(self, site: Site) -> Array | None:
-        """No tensor."""
+        """The reference's tensor, or None where there is none."""
         return None
 
     def candidate(self, site: Site) -> Array | None:
-        """No tensor."""
+        """The candidate's tensor, or None where there is none."""
         return None
 
     def recorded(self, site: Site) -> tuple[Array, Array] | None:
-        """No tensors."""
+        """Both tensors of a site as they were recorded, whose shapes may differ; None where a side has none."""
         return None
 
     def op(self, site: Site) -> str:
-        """No operation."""
+        """The operation that the reference recorded for a site; empty where it recorded none."""
         return ""
 
     def producers(self, site: Site) -> Sequence[Site]:
-        """No sites."""
+        """The compared sites that a tensor was computed from; none where that is not known."""
         return ()
 
 
@@ -79,8 +55,8 @@ class Evidence:
 
     `inputs` are what `expected` was computed from and `candidate_inputs` what `found` was computed from, under the
     same keys: ports (`in.0`) for the output of a module; the names of the sites before it for a tensor that was made
-    between modules (an attention's, from `layers.0.attn.q_proj` and so on). `parameters` are the weights and buffers
-    of the module by port (`weight`, `bias`, `running_mean`), and `op` its class as the reference recorded it.
+    between modules (an attention's, from `layers.0.attn.q_proj` and so on). `op` is the module's class and `attrs` are
+    its settings, as the reference recorded them.
     """
 
     site: Site
@@ -91,8 +67,5 @@ class Evidence:
     op: str = ""
     inputs: Mapping[str, Array] = field(default_factory=dict)
     candidate_inputs: Mapping[str, Array] = field(default_factory=dict)
-    parameters: Mapping[str, Array] = field(default_factory=dict)
-    candidate_parameters: Mapping[str, Array] = field(default_factory=dict)
     attrs: Mapping[str, Json] = field(default_factory=dict)
-    candidate_attrs: Mapping[str, Json] = field(default_factory=dict)
-    around: Surroundings = field(default_factory=Nowhere)
+    around: Surroundings = field(default_factory=Surroundings)

@@ -13,24 +13,21 @@ from ..core.sites import Site
 from ..core.traces import Array, Trace
 from ..errors import FirstdriftError
 from ..judge.graph import Graph
-from ..judge.measure.measuring import load_recorded
 from ..pair.pairs import Pair, ReconcileError
-from .evidence import Evidence
+from .evidence import Evidence, Surroundings
 from .masked_fills import load_without_fills, without_fills
-from .one_program.agreement import distance
 
 Tensors = dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Both runs, by the reference's sites. `replayed` holds what the reference makes of the candidate's tensors."""
+@dataclass(frozen=True)
+class Runs(Surroundings):
+    """Both runs, by the reference's sites."""
 
     graph: Graph
     pairs: Mapping[Site, Pair]
     reference_trace: Trace
     candidate_trace: Trace
-    replayed: Trace | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def sites(self, phase: str) -> Sequence[Site]:
@@ -40,7 +37,7 @@ class Runs:
     def reference(self, site: Site) -> Array | None:
         """The reference's tensor, or None where there is none."""
         both = self.both(site)
-        return self._alone(site, self.replayed, self.reference_trace) if both is None else both[0]
+        return self._alone(site, self.reference_trace) if both is None else both[0]
 
     def candidate(self, site: Site) -> Array | None:
         """The candidate's tensor, or None where there is none."""
@@ -76,54 +73,9 @@ class Runs:
         candidate = _recorded(self.candidate_trace, pair.candidate[0].site)
         return None if reference is None or candidate is None else (reference, candidate)
 
-    def _alone(self, site: Site, *traces: Trace | None) -> Array | None:
+    def _alone(self, site: Site, trace: Trace) -> Array | None:
         """The tensor of a site that only one side has."""
-        for trace in traces if site not in self.pairs else ():
-            if trace is not None and site in trace and (found := _recorded(trace, site)) is not None:
-                return found
-        return None
-
-    def expected(self, site: Site) -> Array | None:
-        """What the reference makes of the candidate's own tensors at a site."""
-        if self.replayed is None:
-            return None
-        made = _made(site, self.pairs, self.replayed, self.candidate_trace)
-        return None if made is None else plain(self.replayed.array(made))
-
-
-def _made(site: Site, pairs: Mapping[Site, Pair], replayed: Trace, candidate: Trace) -> Site | None:
-    """The site at which a replay made a tensor; None where it only was handed the candidate's.
-
-    A module hands what it was fed to its first part. A replay compares it where it enters the outermost one. Where the
-    candidate fed one tensor to two of its inputs, the drift is at the one that the replay makes otherwise.
-    """
-    if site not in replayed or site not in pairs:
-        return None
-    if not (site.phase == "fwd" and site.port.startswith("in.")):
-        return site
-    own = _values(candidate, pairs[site])
-    if own is None or not _equal(replayed.array(site), own):
-        return site
-    found: dict[Site, float] = {}
-    for other in pairs:
-        around = site.name.startswith(f"{other.name}.") or (other.name == "" != site.name)
-        if around and other.step == site.step and other.phase == "fwd" and other.port.startswith("in."):
-            entered = replayed.array(other) if other in replayed else None
-            of_candidate = _values(candidate, pairs[other])
-            if (
-                entered is not None
-                and of_candidate is not None
-                and _equal(of_candidate, own)
-                and not _equal(entered, own)
-            ):
-                found[other] = distance(entered, own)
-    return max(found, key=found.__getitem__, default=None)
-
-
-def _values(candidate: Trace, pair: Pair) -> Array | None:
-    """The candidate's tensor of a pair as it was recorded, where it is one with values."""
-    record = pair.candidate[0]
-    return candidate.array(record.site) if len(pair.candidate) == 1 and record.at is not None else None
+        return _recorded(trace, site) if site not in self.pairs and site in trace else None
 
 
 def _equal(one: Array, other: Array) -> bool:
@@ -135,24 +87,14 @@ def gather(site: Site, runs: Runs, noise: float) -> Evidence | None:
     both = runs.both(site)
     if both is None or both[0].shape != both[1].shape:
         return None
-    expected = runs.expected(site)
-    replayed = expected is not None and expected.shape == both[1].shape
-    reference, candidate = _inputs(site, runs)
-    maker = _maker(site, runs)
-    out = _out(maker, runs)
-    parameters, own = _parameters(maker, runs, replayed)
     wanted, found = both
-    if replayed and expected is not None:
-        recorded = load_recorded(runs.pairs[site], runs.reference_trace, runs.candidate_trace)
-        wanted, found = without_fills(expected, plain(recorded[1]))
     if site.phase == "weight_after" and (before := runs.both(site._replace(phase="weight"))) is not None:
-        wanted, found = np.subtract(wanted, before[1] if replayed else before[0]), np.subtract(found, before[1])
-    settings = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else out
-    return Evidence(
-        site, wanted, found, max(noise, _rounding(site, runs)), replayed, _op(out),
-        candidate if replayed else reference, candidate, parameters, own,
-        settings.reference.attrs if settings else {}, settings.candidate[0].attrs if settings else {}, runs,
-    )  # fmt: skip
+        wanted, found = np.subtract(wanted, before[0]), np.subtract(found, before[1])
+    reference, candidate = _inputs(site, runs)
+    out = runs.pairs.get(_updated(site)) if site.phase in ("weight_after", "optim") else _out(_maker(site, runs), runs)
+    op, attrs = (out.reference.op or "", out.reference.attrs) if out else ("", {})
+    noise = max(noise, _rounding(site, runs))
+    return Evidence(site, wanted, found, noise, False, op, reference, candidate, attrs, runs)
 
 
 def with_replay(
@@ -192,10 +134,6 @@ def _updated(site: Site) -> Site:
     return site._replace(phase="weight_after", port=site.port.split(".")[0])
 
 
-def _op(out: Pair | None) -> str:
-    return (out.reference.op or "") if out else ""
-
-
 def _maker(site: Site, runs: Runs) -> Site:
     """The output of the module whose operation made a tensor, as a site of the forward pass."""
     forward = site._replace(phase="fwd", port="out", sample=None)
@@ -211,27 +149,9 @@ def _out(maker: Site, runs: Runs) -> Pair | None:
     """A module's output, whatever its port is called."""
     if maker in runs.pairs:
         return runs.pairs[maker]
-    same = (
-        pair
-        for other, pair in runs.pairs.items()
-        if (other.step, other.phase, other.name) == (maker.step, "fwd", maker.name) and other.port.startswith("out")
-    )
-    return next(same, None)
-
-
-def _parameters(maker: Site, runs: Runs, replayed: bool) -> tuple[Tensors, Tensors]:
-    """The weights of a module; the reference's as a replay had them, which may have been rounded as the candidate's."""
-    reference: Tensors = {}
-    candidate: Tensors = {}
-    for other in runs.pairs:
-        if (other.step, other.phase, other.name) == (maker.step, "weight", maker.name):
-            both = runs.both(other)
-            if both is not None:
-                reference[other.port], candidate[other.port] = both
-                used = runs.expected(other) if replayed else None
-                if used is not None and used.shape == both[0].shape:
-                    reference[other.port] = used
-    return reference, candidate
+    here = maker.step, "fwd", maker.name
+    outs = (other for other in runs.pairs if (other.step, other.phase, other.name) == here)
+    return next((runs.pairs[other] for other in outs if other.port.startswith("out")), None)
 
 
 def _inputs(site: Site, runs: Runs) -> tuple[Tensors, Tensors]:

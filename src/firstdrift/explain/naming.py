@@ -113,9 +113,8 @@ def _is_wide(around: Around) -> bool:
 
 def clamp_label(around: Around) -> str:
     """What it is called if a limit is another one."""
-    return (
-        "norm-eps" if {"div", "mul"} & around.following and {"norm", "linalg_vector_norm"} & around.before else "clamp"
-    )
+    is_of_norm = {"div", "mul"} & around.following and {"norm", "linalg_vector_norm"} & around.before
+    return "norm-eps" if is_of_norm else "clamp"
 
 
 def added_label(around: Around, value: float) -> str:
@@ -330,13 +329,6 @@ def order_label(around: Around, first: str) -> str:
     if {around.op, first} == {"add", "div"} and "sqrt" in around.before and len(around.tensors) == 1:
         return "norm-eps-placement"
     return "axis-order" if around.op in ("view", "transpose", "permute") else "op-order"
-
-
-def activation_label(around: Around) -> str:
-    """What it is called if another function of one number is applied."""
-    if CHOOSING & around.after:
-        return "activation-variant"
-    return "activation-variant"
 
 
 def source_label(around: Around, old: Ref, new: Ref) -> str:

@@ -11,7 +11,7 @@ from ..program.calls import Call, Earlier, Leaf, Ref, reads
 from ..program.reruns import Rerun
 from .naming import CHANGED, ROOTS
 from .one_program.around import MOVES, Around, Change, base
-from .one_program.rows import PART
+from .one_program.values import PART
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "state"
 PHASES: Mapping[str, str] = {"weight": PARAMETER, "grad": GRADIENT, "grad_scaled": GRADIENT, "optim": STATE}
@@ -38,13 +38,9 @@ def named(change: Change, rerun: Rerun) -> Change:
     if change.label not in VAGUE or not calls:
         return change
     if all(call.call.part == PART for call in calls):
-        is_term = change.label in LEFT_OUT
+        by_term = _left_out if change.label in LEFT_OUT else _label
         label = "optimizer-eps" if _is_divisor(change, calls[-1]) else OTHERS.get(change.label)
-        label = (
-            label
-            or _decay(change, calls[-1])
-            or (_left_out(change, calls[-1]) if is_term else _label(change, calls[-1]))
-        )
+        label = label or _decay(change, calls[-1]) or by_term(change, calls[-1])
     else:
         label = _of_loss(calls) if change.label in IN_LOSS else None
         label = label or _of_average(change, calls[-1])
@@ -62,12 +58,9 @@ def _is_divisor(change: Change, around: Around) -> bool:
 
 def _decay(change: Change, around: Around) -> str | None:
     """What it is called if a parameter that the reference only moves is also multiplied by a number."""
-    is_extra = change.label == "scale" and _number(change.parameters) is None
-    if (
-        not is_extra
-        or "factor" in dict(change.parameters or {})
-        or not any(role(around.rerun, ref) == PARAMETER for ref in around.tensors)
-    ):
+    has_number = _number(change.parameters) is not None or "factor" in dict(change.parameters or {})
+    is_of_parameter = any(role(around.rerun, ref) == PARAMETER for ref in around.tensors)
+    if change.label != "scale" or has_number or not is_of_parameter:
         return None
     return "weight-decay-norms" if len(around.shape) < 2 else "weight-decay-coupling"
 

@@ -9,16 +9,15 @@ from math import log10
 import numpy as np
 
 from ..judge.measure.result import Cause
-from .asked import Answer
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label
 from .one_program.agreement import distance
 from .one_program.around import Change
-from .one_program.narrowing import Lined, Narrow, telling_call
-from .one_program.trying import Tried
+from .one_program.trying import Answer, Tried
 from .one_program.values import line_of
 from .step_names import named
+from .two_programs.lined import Lined
 
 FITTED = 20.0  # bits, that a number takes that was fitted
 UNNAMED = 6.0  # bits, that a change without a name of its own takes more
@@ -52,7 +51,7 @@ def _confidence(answer: Answer, evidence: Evidence) -> float:
     return LIKELY if few or (over < 1.5 and not answer.both) else SURE
 
 
-def told_of(found: Sequence[Tried], lined: Lined | None = None, narrows: Sequence[Narrow] = ()) -> Answer:
+def told_of(found: Sequence[Tried], lined: Lined | None = None) -> Answer:
     """The change of fewest bits; others of other names that take as many are its rivals."""
     found = [replace(tried, change=named(tried.change, tried.rerun)) for tried in found]
     ranked = sorted(
@@ -66,10 +65,8 @@ def told_of(found: Sequence[Tried], lined: Lined | None = None, narrows: Sequenc
     places = [line_of(rerun, number) for number in numbers if number in rerun.order]
     place = next((name for name in places if name), None)
     sentence = f"{place}: {change.said}" if place else change.said
-    if lined is not None and (narrows or change.candidate is not None):
-        told = change.candidate
-        candidate = telling_call(lined.candidate, narrows[0].candidate) if told is None else told
-        other = line_of(lined.candidate, candidate)
+    if lined is not None and change.candidate is not None:
+        other = line_of(lined.candidate, change.candidate)
         sentence += f"; the candidate's line is {other}" if other and other != place else ""
     return Answer(
         change.label,

@@ -11,7 +11,6 @@ import torch
 
 from ..compare.comparison import explained_by_both, noise_of, out_of_range, replayed_evidence
 from ..core.sites import Site
-from ..core.traces import Trace
 from ..explain.gathering import Runs, gather
 from ..explain.labels import LABELS
 from ..explain.one_program.agreement import distance
@@ -41,12 +40,10 @@ def explained(
     is_given = result.site.phase in ("weight", "input")
     case = precise if precise is not None and (is_shown or is_given) and result.site in precise.items else as_run
     facts = {
-        "target": _array(reference.target), "candidate_target": _array(candidate.target),
-        "optimizer": _header(as_run.reference, "optimizer"),
-        "candidate_optimizer": _header(as_run.candidate, "optimizer"), **case.alignment.unpaired,
+        "target": _array(reference.target), "candidate_target": _array(candidate.target), **case.alignment.unpaired,
     }  # fmt: skip
     pairs = {pair.site: pair for pair in case.alignment.pairs}
-    runs = Runs(case.graph, pairs, case.reference, case.candidate, None, facts)
+    runs = Runs(case.graph, pairs, case.reference, case.candidate, facts)
     evidence = gather(result.site, runs, PRECISE if case is not as_run else noise_of(result, case))
     if evidence is None:
         return None
@@ -75,8 +72,3 @@ def explained(
 
 def _array(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16 else None
-
-
-def _header(trace: Trace, key: str) -> Any:
-    found = trace.header.get(key)
-    return found[0] if isinstance(found, list) and found else found

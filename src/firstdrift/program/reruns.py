@@ -227,12 +227,6 @@ class Rerun:
             return made
         return [as_cast(one, type_) for one, type_ in zip(made, node.results, strict=False)]
 
-    def toward(self, target: Ref) -> Rerun:
-        """The same values, asked for another of them."""
-        other = copy(self)
-        other.target = target
-        return other
-
     def opened(self) -> Rerun | None:
         """The same with larger operations as the smaller ones they consist of; None where there are none."""
         nodes: list[Any] = list(self.step.nodes)

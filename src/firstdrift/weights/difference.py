@@ -17,8 +17,7 @@ from ..errors import FormatError
 from ..explain.evidence import Evidence
 from ..explain.one_program.agreement import distance
 from ..explain.relations.hypotheses import Hypothesis, explain
-from ..explain.stored import strange_weights as weights
-from ..explain.stored import weight_grids, weight_layouts, weight_values
+from ..explain.relations.strange_weights import ALONE, LAYOUTS
 from ..judge.measure.result import Cause
 from ..kernels.checksums import crc32
 from ..pair.mapping.quoting import comment
@@ -27,8 +26,6 @@ from .dtype_rounding import FLOATS, as_dtype
 from .loading.map_lines import TURNED, CheckpointDifference, MapLine, TensorDifference, map_line, map_text, same_bits
 from .relocated import constant, elsewhere, other_layout, tied_to
 
-LAYOUTS = weight_layouts.HYPOTHESES
-EVERYTHING = (weights.not_loaded, *LAYOUTS, *weight_values.HYPOTHESES, *weight_grids.HYPOTHESES)
 LAYOUT_LABELS = ("transpose", "rope-interleave")  # what a map can undo, if it is that bit for bit
 FULLY_EXPLAINED = 16  # tensors; what the others suffered from is mostly the same, and looked for among layouts alone
 
@@ -145,7 +142,7 @@ def _explained(sides: _Sides, name: str, difference: TensorDifference) -> Tensor
             name, "drift", f"{said} ({difference.sentence})", label, line=map_line(name, (name,), options)
         )
     sides.explained += 1
-    cause = _cause(name, a, b, EVERYTHING if sides.explained <= FULLY_EXPLAINED else LAYOUTS)
+    cause = _cause(name, a, b, ALONE if sides.explained <= FULLY_EXPLAINED else LAYOUTS)
     if cause is None:
         return difference
     layout = other_layout(_rounded(a, b, name)[0], b) if cause.label in LAYOUT_LABELS else None

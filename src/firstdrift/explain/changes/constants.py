@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import isfinite, prod
 
-import numpy as np
-
-from ...program.edits import Edit, made_by
+from ...program.edits import Edit
 from ...program.reruns import Rerun, Setting
 from ..naming import (  # fmt: skip
     added_label,
@@ -20,7 +18,6 @@ from ..naming import (  # fmt: skip
     position_label,
     power_label,
     setting_label,
-    table_label,
 )
 from ..one_program.around import MOVES, Around, Change, number
 
@@ -34,7 +31,6 @@ CHOICES: Mapping[str, tuple[object, ...]] = {"approximate": ("none", "tanh"), "r
 UNNAMED = frozenset({"other", "self", "exponent", "factor", "offset"})  # numbers that no argument names
 KNOWN_DIGITS = 2  # that a number takes as many bits as, which the other side is given
 MOST_SIZES = 12  # of tensors, that a number may be taken for
-MOST_NUMBERS = 32  # of a table that is fitted
 SHAPES = frozenset({
     "view", "_unsafe_view", "reshape", "expand", "empty", "zeros", "ones", "full", "unsqueeze", "new_zeros",
     "as_strided", "eye", "scalar_tensor", "squeeze", "empty_like", "rand", "randn", "empty_strided",
@@ -211,6 +207,33 @@ def _axes(around: Around, value: object) -> Iterator[object]:
             yield from (tuple(dims) for dims in combinations(range(count), size) if set(dims) != now)
 
 
+def settings_apart(around: Around, candidate: Around) -> Iterator[Change]:
+    """Numbers, flags and axes that two calls of one operation are given otherwise."""
+    known: dict[str, Constant] = {constant.name: constant for constant in constants(around)}
+    for constant in constants(candidate):
+        mine = known.get(constant.name)
+        if mine is not None and mine.value != constant.value:
+            yield replace(mine.change(constant.value, free=0), bits=1.0)
+    for name, setting in candidate.settings.items():
+        reference = around.settings.get(name)
+        if (
+            reference is None
+            or reference.value == setting.value
+            or name in known
+            or (setting.kind.startswith("List[int]") and around.op == "view")
+        ):
+            continue
+        said = f"{name} of {around.written} is {_shown(setting.value)} instead of {_shown(reference.value)}"
+        parameters = {name: setting.value, f"reference_{name}": reference.value}
+        yield Change(f"{name} {setting.value}", setting_label(around, name), said, around.set(name, setting.value), 1.0,
+                     parameters=parameters)  # fmt: skip
+
+
+def _shown(value: object) -> str:
+    found = number(value)
+    return str(value) if found is None else plainly(found)
+
+
 def extras(around: Around) -> Iterator[Constant]:
     """A factor or an offset that the code does not have, behind a call."""
     if around.kind != "f" or around.op in MOVES:
@@ -223,23 +246,6 @@ def extras(around: Around) -> Iterator[Constant]:
 
 def _then(around: Around, op: str, value: float) -> Edit:
     return around.then(op, value)
-
-
-def is_table(around: Around) -> bool:
-    """Whether a call makes a few numbers that may be fitted all at once."""
-    count = around.rerun.array(around.result).size
-    return around.kind == "f" and 1 < count <= MOST_NUMBERS and around.op not in MOVES - {"lift_fresh"}
-
-
-def table_change(around: Around, numbers: object) -> Change:
-    """The change of a table to other numbers."""
-    table = np.asarray(numbers, np.float64)
-    shown = ", ".join(plainly(float(one)) for one in table.ravel()[:4])
-    said = f"the {table.size} numbers of {around.written} are {shown}{', ...' if table.size > 4 else ''}"
-    edit = around.instead(made_by("clone.default", table))
-    return Change(
-        "table", table_label(around), said, edit, 12.0 * table.size, table.size, {"table": table.ravel().tolist()}
-    )
 
 
 def plain(value: float) -> float:

@@ -23,11 +23,8 @@ REDUCTIONS: Mapping[str, str] = {
 
 def reductions(around: Around) -> Iterator[Change]:
     """Another reduction over the same axes, or one in groups of the last."""
-    if (
-        around.op not in (*REDUCTIONS, "max", "logsumexp", "topk")
-        or len(around.call.results) != 1
-        or not around.tensors
-    ):
+    known = around.op in (*REDUCTIONS, "max", "logsumexp", "topk")
+    if not known or len(around.call.results) != 1 or not around.tensors:
         return
     x = around.tensors[0]
     shape = around.rerun.shape(x)
@@ -184,74 +181,49 @@ def _normed(
 
 def kernels(around: Around) -> Iterator[Change]:
     """A kernel turned or read in another order of axes; a bias left out or twice; borders padded otherwise."""
-    if around.op not in ("convolution", "addmm"):
-        return
-    args = around.call.args
-    place = 2 if around.op == "convolution" else 0
-    bias = args[place]
+    place = {"convolution": 2, "addmm": 0}.get(around.op)
+    bias = None if place is None else around.call.args[place]
     if isinstance(bias, Ref):
-        yield Change(
-            "unbiased",
-            "missing-bias",
-            "the bias is not added",
-            around.reading(bias, local(0), made_by("zeros_like.default", bias)),
-            2.0,
-        )
-        yield Change(
-            "twice",
-            "double-bias",
-            "the bias is added twice",
-            around.reading(bias, local(0), made_by("mul.Tensor", bias, 2.0)),
-            4.0,
-        )
-    if around.op == "addmm":
-        return
-    x, weight = args[0], args[1]
-    assert isinstance(x, Ref)
-    assert isinstance(weight, Ref)
-    shape = around.rerun.shape(weight)
+        nothing, twice = made_by("zeros_like.default", bias), made_by("mul.Tensor", bias, 2.0)
+        yield Change("unbiased", "missing-bias", "the bias is not added", around.read_as(bias, nothing), 2.0)
+        yield Change("twice", "double-bias", "the bias is added twice", around.read_as(bias, twice))
+    if around.op == "convolution":
+        weight = around.tensors[1]
+        for label, said, calls in _turned_kernels(weight, around.rerun.shape(weight)):
+            yield Change(said, label, said, around.read_as(weight, *calls), 3.0 + len(calls))
+        yield from _borders(around, around.tensors[0])
+
+
+def _turned_kernels(weight: Ref, shape: Sequence[int]) -> Iterator[tuple[str, str, list[Call]]]:
+    """The label, the sentence and the calls of every way to read a kernel otherwise."""
     axes = range(2, len(shape))
     for some in (some for count in range(1, len(axes) + 1) for some in combinations(axes, count)):
         said = f"the kernel is flipped along axis {' and '.join(map(str, some))}"
-        yield Change(
-            f"flip {some}",
-            "conv-flip",
-            said,
-            around.reading(weight, local(0), made_by("flip.default", weight, some)),
-            4.0,
-        )
+        yield "conv-flip", said, [made_by("flip.default", weight, some)]
     turned = {"the kernel is transposed": (0, 1, 3, 2), "channels in and out are exchanged": (1, 0, *axes)}
     for said, order in turned.items():
         if len(order) == len(shape) and tuple(shape[one] for one in order) == shape:
             label = "conv-flip" if order[0] == 0 else "conv-layout"
-            yield Change(
-                said, label, said, around.reading(weight, local(0), made_by("permute.default", weight, order)), 4.0
-            )
-    order = (0, *axes, 1)
-    read = (made_by("permute.default", weight, order), made_by("reshape.default", local(0), shape))
-    now = around.reading(weight, local(1), *read)
-    yield Change("layout", "conv-layout", "the kernel is read in another order of axes", now, 5.0)
-    yield from _borders(around, x)
+            yield label, said, [made_by("permute.default", weight, order)]
+    read = [made_by("permute.default", weight, (0, *axes, 1)), made_by("reshape.default", local(0), shape)]
+    yield "conv-layout", "the kernel is read in another order of axes", read
 
 
 def _borders(around: Around, x: Ref) -> Iterator[Change]:
     sizes = around.call.args[4]
     assert isinstance(sizes, tuple | list)
-    if not any(sizes) or around.op != "convolution" or around.call.args[6]:
+    if not any(sizes) or around.call.args[6]:
         return
     unpadded = (*around.call.args[1:4], (0,) * len(sizes), *around.call.args[5:])
+    again = Call(around.call.op, (local(0), *unpadded), {}, ())
+    even = tuple(int(size) for one in reversed(sizes) for size in (one, one))
     for mode in ("reflect", "replicate", "circular"):
-        amounts = tuple(int(size) for one in reversed(sizes) for size in (one, one))
-        edit = around.instead(
-            made_by("pad.default", x, amounts, mode), Call(around.call.op, (local(0), *unpadded), {}, ())
-        )
-        yield Change(mode, "padding", f"borders are padded by {mode}", edit, 4.0)
+        edit = around.instead(made_by("pad.default", x, even, mode), again)
+        yield Change(mode, "padding", f"borders are padded by {mode}", edit)
     for by in (1, -1):
-        amounts = tuple(int(size) + sign * by for size in reversed(sizes) for sign in (1, -1))
-        edit = around.instead(
-            made_by("constant_pad_nd.default", x, amounts), Call(around.call.op, (local(0), *unpadded), {}, ())
-        )
-        yield Change(f"by {by}", "padding", "padded more on one side than on the other", edit, 4.0)
+        uneven = tuple(size + (by if at % 2 == 0 else -by) for at, size in enumerate(even))
+        edit = around.instead(made_by("constant_pad_nd.default", x, uneven), again)
+        yield Change(f"by {by}", "padding", "padded more on one side than on the other", edit)
 
 
 def pads(around: Around) -> Iterator[Change]:

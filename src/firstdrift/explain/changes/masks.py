@@ -20,20 +20,12 @@ def conditions(around: Around) -> Iterator[Change]:
     """A condition is taken to hold everywhere, nowhere, or where it does not; one of two is ignored."""
     if around.kind != "b" or around.op in MOVES - {"_to_copy", "slice", "select", "copy"}:
         return
-    label = mask_label(around)
-    for op, told in (
-        ("ones_like.default", "everywhere"),
-        ("zeros_like.default", "nowhere"),
-        ("logical_not.default", "where it does not"),
-    ):
-        edit = around.instead(around.call, made_by(op, local(0)))
-        yield Change(
-            told,
-            label if told != "where it does not" else CHANGED,
-            f"{around.written} is taken to hold {told}",
-            edit,
-            3.0,
-        )
+    label, said = mask_label(around), f"{around.written} is taken to hold"
+    for op, told, name in (
+        ("ones_like.default", "everywhere", label), ("zeros_like.default", "nowhere", label),
+        ("logical_not.default", "where it does not", CHANGED),
+    ):  # fmt: skip
+        yield Change(told, name, f"{said} {told}", around.instead(around.call, made_by(op, local(0))), 3.0)
     if around.op in BOTH and len(around.tensors) == 2:
         for at in (0, 1):
             said = f"the {('first', 'second')[at]} of two conditions is ignored{_what(around, around.tensors[at])}"
@@ -51,24 +43,24 @@ def fills(around: Around) -> Iterator[Change]:
     """A mask is inverted, or filled with something else."""
     if around.op == "masked_fill":
         _, mask, fill = around.call.args[:3]
-        edit = around.reading(mask, local(0), made_by("logical_not.default", mask))
+        edit = around.read_as(mask, made_by("logical_not.default", mask))
         yield Change("inverted", CHANGED, "the mask is inverted", edit, 3.0)
         now = number(fill)
         for other in FILLS if now is not None else ():
             if other != now:
                 given = {"float": "-inf"} if other == float("-inf") else other
                 said = f"what is masked is filled with {other:g} instead of {now:g}"
-                edit = around.given(2, given)
-                yield Change(
-                    f"fill {other}", CHANGED, said, edit, 3.0, parameters={"fill": other, "reference_fill": now}
-                )
+                edit, parameters = around.given(2, given), {"fill": other, "reference_fill": now}
+                yield Change(f"fill {other}", CHANGED, said, edit, 3.0, parameters=parameters)
     if around.op == "where" and len(around.tensors) == 3:
         condition, one, two = around.tensors
         said = "the condition is taken to hold"
         yield Change("first", mask_label(around), f"{said} everywhere", around.passing(one), 2.0)
         yield Change("second", mask_label(around), f"{said} nowhere", around.passing(two), 2.0)
         edit = around.instead(Call(around.call.op, (condition, two, one), {}, ()))
-        yield Change("exchanged", "swapped-operands", "both branches are exchanged", edit, 3.0)
+        is_fill = () in (around.rerun.shape(one), around.rerun.shape(two))  # then it is a mask that is inverted
+        label = CHANGED if is_fill else "swapped-operands"
+        yield Change("exchanged", label, "both branches are exchanged", edit, 3.0)
 
 
 def casts_of_masks(around: Around) -> Iterator[Change]:
@@ -101,7 +93,7 @@ def added(around: Around, found: Array) -> Iterator[Change]:
     own = around.array(around.result)
     if around.op in ATTENTION and around.op.endswith("softmax"):
         hides, x = (found == 0) & (own != 0), around.tensors[0]
-        edit = around.reading(x, local(0), made_by("masked_fill.Scalar", x, hides, {"float": "-inf"}))
+        edit = around.read_as(x, made_by("masked_fill.Scalar", x, hides, {"float": "-inf"}))
     elif around.result == around.rerun.target:
         hides = (np.asarray(found, np.float64) <= LOW) & (np.asarray(own, np.float64) > LOW)
         edit = around.then("masked_fill.Scalar", hides, {"float": "-inf"})

@@ -13,6 +13,7 @@ from ..one_program.around import ATTENTION, Around, Change, base
 
 MOST_AXES = 4  # whose orders are all tried
 MOST_PARTS = 4
+PARTED = frozenset({"split", "unbind", "chunk", "split_with_sizes"})
 VIEWS = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
 
 
@@ -75,15 +76,8 @@ def turns(around: Around) -> Iterator[Change]:
     for order in permutations(range(len(source))):
         if tuple(source[number] for number in order) == around.shape:
             label = "transpose" if len(source) == 2 else "axis-order"
-            edit = around.instead(made_by("permute.default", x, order))
-            yield Change(
-                f"order {order}",
-                label,
-                f"the axes are in the order {order}",
-                edit,
-                5.0,
-                parameters={"order": list(order)},
-            )
+            edit, said = around.instead(made_by("permute.default", x, order)), f"the axes are in the order {order}"
+            yield Change(f"order {order}", label, said, edit, 5.0, parameters={"order": list(order)})
     if source != around.shape:
         label = "head-permutation" if around.in_attention else "transpose" if len(source) == 2 else "axis-order"
         said = "its memory is read in the other shape, without moving axes"
@@ -96,11 +90,7 @@ def parts(around: Around) -> Iterator[Change]:
     """Parts of a tensor are taken in another order, or interleaved."""
     count = len(around.call.results)
     shapes = {around.rerun.shape(Ref(around.number, at)) for at in range(count)}
-    if (
-        around.op not in ("split", "unbind", "chunk", "split_with_sizes")
-        or not 1 < count <= MOST_PARTS
-        or len(shapes) > 1
-    ):
+    if around.op not in PARTED or not 1 < count <= MOST_PARTS or len(shapes) > 1:
         return
     for order in _others(count):
         said = f"the {count} parts are taken in the order {order}"
@@ -141,15 +131,8 @@ def joins(around: Around) -> Iterator[Change]:
     if not 1 < len(tensors) <= MOST_PARTS:
         return
     for order in _others(len(tensors)):
-        edit = around.given(0, tuple(tensors[number] for number in order))
-        yield Change(
-            f"join {order}",
-            "concat-order",
-            f"joined in the order {order}",
-            edit,
-            4.0,
-            parameters={"order": list(order)},
-        )
+        edit, said = around.given(0, tuple(tensors[number] for number in order)), f"joined in the order {order}"
+        yield Change(f"join {order}", "concat-order", said, edit, parameters={"order": list(order)})
     if around.op == "cat" and len({around.rerun.shape(tensor) for tensor in tensors}) == 1:
         axis = around.call.args[1] if len(around.call.args) > 1 else 0
         assert isinstance(axis, int)
@@ -240,13 +223,8 @@ def counted(around: Around) -> Iterator[Change]:
     if size > 1:
         edit = around.instead(made_by("arange.default", size), made_by("expand.default", local(0), around.shape))
         label = position_label(around, False) if around.in_tables or "embedding" in around.after else CHANGED
-        yield Change(
-            "counted",
-            label,
-            f"positions are 0 to {size - 1} in every row instead of what {around.written} gives",
-            edit,
-            5.0,
-        )
+        said = f"positions are 0 to {size - 1} in every row instead of what {around.written} gives"
+        yield Change("counted", label, said, edit, 5.0)
 
 
 def _is_counted(around: Around) -> bool:

@@ -75,9 +75,8 @@ def _ways(now: Settings) -> Iterator[tuple[str, float]]:
 def _found(constant: Constant, name: str, settings: Settings) -> list[tuple[int, float]]:
     """The ways that give a number, of those that a setting takes part in, and its sign; with the rate first where it is
     the parameter that is moved."""
-    is_moved = (
-        role(constant.around.rerun, constant.around.tensors[0]) == PARAMETER if constant.around.tensors else False
-    )
+    rerun, tensors = constant.around.rerun, constant.around.tensors
+    is_moved = bool(tensors) and role(rerun, tensors[0]) == PARAMETER
     found = [
         (("lr" in names) != is_moved, at, 1.0 if constant.value * made > 0 else -1.0)
         for at, (names, made) in enumerate(_ways(settings))

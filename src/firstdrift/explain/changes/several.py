@@ -25,9 +25,8 @@ from ..naming import (
     source_label,
     swapped_label,
 )
-from ..one_program.around import MOVES, Around, Change, are_positions, base, replaced
-from ..one_program.rows import PART, left_out
-from ..one_program.values import name_of, told
+from ..one_program.around import MOVES, Around, Change, are_positions, base, read_everywhere, replaced
+from ..one_program.values import PART, left_out, name_of, told
 
 FUSED_CELLS = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru"})
 GATES = (3, 4)  # blocks of a recurrent layer's weights
@@ -72,7 +71,7 @@ def leaves(rerun: Rerun) -> Iterator[Change]:
     for ref in (*rerun.given, *rerun.leaves):
         for number in rerun.readers[ref][:1]:
             for name, label, said, calls in _turned(rerun, ref, Around(rerun, number)):
-                edit = _reading(rerun, ref, calls)
+                edit = read_everywhere(rerun, ref, *calls)
                 yield Change(name, label, f"{name_of(rerun, ref)} {said}", edit, 6.0)
 
 
@@ -85,7 +84,7 @@ def absent(rerun: Rerun, refs: Sequence[Ref]) -> Iterator[Change]:
                 if name in ("zeros", "ones"):
                     told = name_of(rerun, ref)
                     back = f"the candidate reads {told}, which the reference does not"
-                    yield Change(name, label, f"{told} {said}", _reading(rerun, ref, calls), 3.0,
+                    yield Change(name, label, f"{told} {said}", read_everywhere(rerun, ref, *calls), 3.0,
                                  undone=back, undone_label=CHANGED)  # fmt: skip
 
 
@@ -123,22 +122,14 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
             label = "position-shift" if own and axis == 0 and _is_of_positions(reader) else "index-shift"
             label = "label-shift" if LOSSES & (reader.after | {reader.op}) else label
             for by in (1, -1):
-                yield (
-                    f"rolled {axis} {by}",
-                    label,
-                    f"is rolled by {by} along axis {axis}",
-                    (made_by("roll.default", ref, (by,), (axis,)),),
-                )
-            yield (
-                f"flipped {axis}",
-                "permutation",
-                f"is reversed along axis {axis}",
-                (made_by("flip.default", ref, (axis,)),),
-            )
+                rolled, said = made_by("roll.default", ref, (by,), (axis,)), f"is rolled by {by} along axis {axis}"
+                yield f"rolled {axis} {by}", label, said, (rolled,)
+            flipped = made_by("flip.default", ref, (axis,))
+            yield f"flipped {axis}", "permutation", f"is reversed along axis {axis}", (flipped,)
         if shape[axis] > 2 and shape[axis] % 2 == 0:
             half = shape[axis] // 2
-            yield (f"halves {axis}", "swapped-halves", f"has its halves exchanged along axis {axis}",
-                   (made_by("roll.default", ref, (half,), (axis,)),))  # fmt: skip
+            rolled, said = made_by("roll.default", ref, (half,), (axis,)), f"has its halves exchanged along axis {axis}"
+            yield f"halves {axis}", "swapped-halves", said, (rolled,)
             sizes = (*shape[:axis], 2, half, *shape[axis + 1 :])
             turned = (*range(axis), axis + 1, axis, *range(axis + 2, len(shape) + 1))
             mixed = (made_by("reshape.default", ref, sizes), made_by("permute.default", local(0), turned),
@@ -149,9 +140,8 @@ def _turned(rerun: Rerun, ref: Ref, reader: Around) -> Iterator[tuple[str, str, 
 def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple[Call, ...]]]:
     """Labels of a sequence moved against what they are held against; the one that none is left for does not count."""
     shape = rerun.shape(ref)
-    losses = [
-        around for around in Around(rerun, rerun.readers[ref][0]).behind(frozenset()) if around.op == "nll_loss_forward"
-    ]
+    behind = Around(rerun, rerun.readers[ref][0]).behind(frozenset())
+    losses = [around for around in behind if around.op == "nll_loss_forward"]
     if rerun.kind(ref) != "i" or not shape or shape[-1] < 2 or not losses:
         return
     ignored = losses[0].call.args[4]
@@ -159,26 +149,14 @@ def _other_labels(rerun: Rerun, ref: Ref) -> Iterator[tuple[str, str, str, tuple
         moved = made_by("roll.default", ref, (by,), (len(shape) - 1,))
         freed = np.array([shape[-1] - 1 if by < 0 else 0])
         said = f"is moved by {-by}, and the {'last' if by < 0 else 'first'} place does not count"
-        yield (
-            f"labels {by}",
-            "label-shift",
-            said,
-            (moved, made_by("index_fill.int_Scalar", local(0), -1, freed, ignored)),
-        )
+        freeing = made_by("index_fill.int_Scalar", local(0), -1, freed, ignored)
+        yield f"labels {by}", "label-shift", said, (moved, freeing)
 
 
 def _is_of_positions(around: Around) -> bool:
     """Whether a table is looked up by positions, as far as that can be seen."""
     found = [ref for ref in around.tensors if around.rerun.kind(ref) == "i"]
     return not found or any(are_positions(around.rerun, ref) for ref in found)
-
-
-def _reading(rerun: Rerun, ref: Ref, calls: tuple[Call, ...]) -> dict[int, Fragment]:
-    """Every call that reads a value, reading what some calls make of it."""
-    edit: dict[int, Fragment] = {}
-    for number in rerun.readers[ref]:
-        edit |= Around(rerun, number).reading(ref, local(len(calls) - 1), *calls)
-    return edit
 
 
 def blocks(rerun: Rerun) -> Iterator[Change]:
@@ -318,6 +296,6 @@ def _conjugated(rerun: Rerun, ref: Ref, end: Around) -> Iterator[Change]:
                  made_by("reshape.default", local(1), shape))  # fmt: skip
         behind = (end.call, made_by("reshape.default", local(0), back), made_by("transpose.int", local(1), -1, -2),
                   made_by("reshape.default", local(2), shape))  # fmt: skip
-        edit = {**_reading(rerun, ref, calls), end.number: Fragment(behind)}
+        edit = {**read_everywhere(rerun, ref, *calls), end.number: Fragment(behind)}
         said = "pairs are neighbours instead of halves, or the other way round"
         yield Change("pairs", interleave_label(end), said, edit, 5.0, undone=said)

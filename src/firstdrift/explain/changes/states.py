@@ -1,19 +1,22 @@
-"""State that a step reads or moves otherwise: as it was before, begun anew, with rate and rest exchanged."""
+"""State that a step reads or moves otherwise, other tables of the code, results rounded to a shorter format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from ...core.sites import Site
 from ...core.traces import Array
 from ...program.calls import Call, Earlier, Leaf, Ref, reads
-from ...program.edits import Fragment, local, made_by
+from ...program.edits import ROUNDED, Edit, local, made_by
 from ...program.reruns import Rerun
-from ..one_program.around import Around, Change, base
-from ..one_program.values import name_of
+from ..naming import table_label
+from ..one_program.around import MOVES, Around, Change, base, read_everywhere, replaced
+from ..one_program.values import name_of, told
+from ..two_programs.lined import Lined
 from .constants import Constant, constants, plainly
 
 LEFT = frozenset({"optim", "weight_after"})  # what a step leaves
@@ -28,20 +31,16 @@ def stale(rerun: Rerun) -> Iterator[Change]:
         if before is not None and before.shape == rerun.shape(ref):
             zero = "" if before.any() else " (zero)"
             said = f"{name_of(rerun, ref)} is read as it was before the step{zero}"
-            yield Change("stale", "stale-buffer", said, _read_as(rerun, ref, before), 3.0)
+            yield Change(
+                "stale", "stale-buffer", said, read_everywhere(rerun, ref, made_by("clone.default", before)), 3.0
+            )
     for ref, leaf in rerun.leaves.items():
         if isinstance(leaf.source, Earlier) and leaf.source.site.phase == "optim":
             said = f"{name_of(rerun, ref)} is begun anew, with zero"
             anew = np.zeros(rerun.shape(ref))
-            yield Change("anew", "optimizer-momentum", said, _read_as(rerun, ref, anew), 3.0)
-
-
-def _read_as(rerun: Rerun, ref: Ref, array: Array) -> dict[int, Fragment]:
-    """Every call that reads a value, reading an array in its place."""
-    edit: dict[int, Fragment] = {}
-    for number in rerun.readers[ref]:
-        edit |= Around(rerun, number).reading(ref, local(0), made_by("clone.default", array))
-    return edit
+            yield Change(
+                "anew", "optimizer-momentum", said, read_everywhere(rerun, ref, made_by("clone.default", anew)), 3.0
+            )
 
 
 def _before(rerun: Rerun, ref: Ref) -> Array | None:
@@ -85,6 +84,100 @@ def _exchanged(one: Constant, other: Constant) -> Change:
     edit = {**one.edit(other.value), **other.edit(one.value)}
     parameters = {"value": other.value, "reference_value": one.value}
     return Change("exchanged", one.label, said, edit, 6.0, 0, parameters)
+
+
+BITS = 4.0  # to say which table, of the few that a program holds
+FEWEST = 2  # numbers of a table
+SHOWN = 4
+STRAIGHT = 1e-5  # relative: what logarithms of powers may be off a straight line in float32
+
+
+def exchanged_tables(lined: Lined) -> Iterator[Change]:
+    """The candidate's tables in the place of the reference's of the same shape."""
+    for other in _tables(lined.candidate):
+        for ref in _tables(lined.reference):
+            reference, candidate = lined.reference.array(ref), lined.candidate.array(other)
+            if other not in lined.twins and ref not in lined.equal and reference.shape == candidate.shape:
+                yield _other_table(lined.reference, ref, reference, candidate)
+
+
+def _tables(rerun: Rerun) -> list[Ref]:
+    read = (ref for ref in rerun.leaves if rerun.readers[ref])
+    return [ref for ref in read if rerun.kind(ref) == "f" and rerun.array(ref).size >= FEWEST]
+
+
+def _other_table(rerun: Rerun, ref: Ref, reference: Array, candidate: Array) -> Change:
+    edit = read_everywhere(rerun, ref, made_by("clone.default", candidate))
+    around = Around(rerun, rerun.readers[ref][0])
+    label, parameters = table_label(around), dict[str, Any]()
+    bases = _base(reference), _base(candidate)
+    if label == "rope-scaling" and None not in bases:
+        label, parameters = "rope-theta", {"theta": bases[1], "reference_theta": bases[0]}
+        said = f"the base of the frequencies is {plainly(bases[1] or 0)} instead of {plainly(bases[0] or 0)}"
+    else:
+        said = f"{told(rerun, ref)} holds {_some(candidate)} instead of {_some(reference)}"
+    return Change("table", label, said, edit, BITS, parameters=parameters)
+
+
+def _base(table: Array) -> float | None:
+    """The base of a table that holds its powers, from 1 down, evenly; None of any other."""
+    flat = np.asarray(table, np.float64).ravel()
+    if len(flat) <= FEWEST or flat[0] != 1 or not (flat > 0).all():
+        return None
+    steps = np.diff(np.log(flat))
+    if not np.allclose(steps, steps[0], rtol=STRAIGHT) or steps[0] >= 0:
+        return None
+    return float(np.exp(-steps.mean() * len(flat)))
+
+
+def _some(table: Array) -> str:
+    flat = np.asarray(table, np.float64).ravel()
+    return ", ".join(plainly(float(one)) for one in flat[:SHOWN]) + (", ..." if len(flat) > SHOWN else "")
+
+
+SHORT = ("f16", "bf16")
+NAMES = {"f16": "float16", "bf16": "bfloat16"}
+MOST_RANGES = 10  # calls, of which all ranges are tried in a shorter format
+
+
+def formats(rerun: Rerun) -> Iterator[Change]:
+    """Casts that are left out; calls that follow each other, computed in 16 bits: all, one, or a range."""
+    arounds = [Around(rerun, number) for number in rerun.calls]
+    for around in (one for one in arounds if one.op == "_to_copy" and one.kind == "f"):
+        label = "rope-precision" if around.in_tables else "dtype-rounding"
+        yield Change("uncast", label, f"{around.written} does not round", around.passing(around.tensors[0]), 4.0,
+                     undone=f"{around.written} rounds, which the reference does not do")  # fmt: skip
+    arounds = [one for one in arounds if one.kind == "f" and one.op not in MOVES]
+    for some in _ranges(arounds):
+        tables = any(one.in_tables for one in some)
+        for dtype in SHORT:
+            edit: dict[int, object] = {}
+            for one in some:
+                edit |= rounded(one, dtype)
+            label = "rope-precision" if tables else "dtype-rounding"
+            said = f"{some[0].written} is computed in {NAMES[dtype]}"
+            yield Change(dtype, label, said, edit, 6.0, parameters={"dtype": NAMES[dtype]})  # type: ignore[arg-type]
+
+
+def rounded(around: Around, dtype: str) -> Edit:
+    """A call of which everything that it reads and makes is rounded."""
+    floats = [ref for ref in dict.fromkeys(around.tensors) if around.rerun.kind(ref) == "f"]
+    calls = [made_by(ROUNDED, ref, dtype) for ref in floats]
+    args, kwargs = around.call.args, dict(around.call.kwargs)
+    for at, ref in enumerate(floats):
+        args, kwargs = replaced(args, ref, local(at)), replaced(kwargs, ref, local(at))
+    call = Call(around.call.op, args, kwargs, ())
+    rest = (local(len(calls), at) for at in range(1, len(around.call.results)))
+    return around.instead(*calls, call, made_by(ROUNDED, local(len(calls)), dtype),
+                          results=(local(len(calls) + 1), *rest))  # fmt: skip
+
+
+def _ranges(arounds: Sequence[Around]) -> Iterator[Sequence[Around]]:
+    count = len(arounds)
+    for width in range(count, 0, -1):
+        for start in range(count - width + 1):
+            if count <= MOST_RANGES or width == 1 or start == 0 or start + width == count:
+                yield arounds[start : start + width]
 
 
 TABLE = (complements,)

@@ -9,7 +9,6 @@ from ...program.edits import Edit, local, made_by
 from ..naming import (  # fmt: skip
     CHANGED,
     CHOOSING,
-    activation_label,
     additional_label,
     factor_label,
     left_out_label,
@@ -65,19 +64,12 @@ def activations(around: Around) -> Iterator[Change]:
         return
     x = around.tensors[0]
     now = "gelu-tanh" if around.op == "gelu" and around.call.kwargs.get("approximate") == "tanh" else around.op
-    for name in (
-        *ACTIVATIONS,
-        "gelu-tanh",
-        "quick-gelu",
-        "relu2",
-        "square",
-        *(("softmax",) if chosen else ()),
-    ):
+    for name in (*ACTIVATIONS, "gelu-tanh", "quick-gelu", "relu2", "square", *(("softmax",) if chosen else ())):
         if name != now:
             said, back = f"{_told(name)} instead of {_told(now)}", f"{_told(now)} instead of {_told(name)}"
             parameters = {"activation": name, "reference_activation": now}
             edit = around.instead(*_function(name, x))
-            yield Change(name, activation_label(around), said, edit, 5.0, parameters=parameters, undone=back)
+            yield Change(name, "activation-variant", said, edit, 5.0, parameters=parameters, undone=back)
 
 
 def complements(around: Around) -> Iterator[Change]:
@@ -114,19 +106,13 @@ def operands(around: Around) -> Iterator[Change]:
             yield Change(f"without {at}", label, said, kept, 2.0, undone=back, undone_label=more)
         if sums:
             twice = "double-bias" if around.is_parameter(ref) and around.is_small(ref) else scaled_label(around, ref)
-            for factor, how, name in (
-                (2.0, "is added twice", twice),
-                (-1.0, "has the other sign", scaled_label(around, ref)),
-            ):
-                edit = around.reading(ref, local(0), made_by("mul.Tensor", ref, factor))
-                yield Change(
-                    f"{how} {at}", name, f"{term} {how}{_of(around, ref)}", edit, 4.0, parameters={"factor": factor}
-                )
+            ways = ((2.0, "is added twice", twice), (-1.0, "has the other sign", scaled_label(around, ref)))
+            for factor, how, name in ways:
+                edit, said = around.read_as(ref, made_by("mul.Tensor", ref, factor)), f"{term} {how}{_of(around, ref)}"
+                yield Change(f"{how} {at}", name, said, edit, parameters={"factor": factor})
         elif around.is_parameter(ref) and around.is_small(ref) and around.op == "mul":
-            edit = around.reading(ref, local(0), made_by("add.Tensor", ref, 1.0))
-            yield Change(
-                f"plus one {at}", "norm-plus-one", f"a gain w is applied as 1 + w{_of(around, ref)}", edit, 4.0
-            )
+            edit, said = around.read_as(ref, made_by("add.Tensor", ref, 1.0)), "a gain w is applied as 1 + w"
+            yield Change(f"plus one {at}", "norm-plus-one", said + _of(around, ref), edit)
 
 
 def _more(around: Around, ref: Ref, label: str) -> tuple[str, str]:
@@ -157,9 +143,8 @@ def _of(around: Around, ref: Ref) -> str:
 
 
 def _without_factor(around: Around) -> str:
-    return (
-        "router-renorm" if around.op == "div" and CHOOSING & around.before and "sum" in around.before else "skipped-op"
-    )
+    is_of_chosen = around.op == "div" and CHOOSING & around.before and "sum" in around.before
+    return "router-renorm" if is_of_chosen else "skipped-op"
 
 
 def gates(around: Around) -> Iterator[Change]:

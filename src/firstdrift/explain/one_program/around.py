@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -149,41 +149,28 @@ class Around:
     @cached_property
     def following(self) -> frozenset[str]:
         """The operations that read what it made, past those that only move numbers."""
-        found: set[str] = set()
-        left, seen = list(self.next()), set[int]()
-        while left:
-            one = left.pop()
-            if one.number in seen:
-                continue
-            seen.add(one.number)
-            found.add(one.op)
-            if one.op in MOVES:
-                left += one.next()
-        return frozenset(found)
+        return _ops(_walked(self.next(), lambda one: one.next() if one.op in MOVES else ()))
 
     @cached_property
     def preceding(self) -> frozenset[str]:
         """The operations that made what it reads, past those that only move numbers."""
-        found: set[str] = set()
-        left, seen = list(self.makers()), set[int]()
-        while left:
-            one = left.pop()
-            if one.number not in seen:
-                seen.add(one.number)
-                found.add(one.op)
-                left += one.makers() if one.op in MOVES else ()
-        return frozenset(found)
+        return _ops(_walked(self.makers(), lambda one: one.makers() if one.op in MOVES else ()))
 
     @cached_property
     def after(self) -> frozenset[str]:
         """The operations that work on what it made, however far behind it."""
         return self.reached(frozenset())
 
+    @cached_property
+    def before(self) -> frozenset[str]:
+        """The operations that its arguments came from, however far before it."""
+        return _ops(_walked(self.makers(), Around.makers))
+
     def reached(self, stop: frozenset[str]) -> frozenset[str]:
         """The operations behind it, up to some that are not gone through."""
         behind = self.behind(stop)
         by_hand = any(around.op == "exp" and around.is_softmax for around in behind)
-        return frozenset(around.op for around in behind) | (frozenset({"_softmax"}) if by_hand else frozenset())
+        return _ops(behind) | (frozenset({"_softmax"}) if by_hand else frozenset())
 
     @property
     def is_softmax(self) -> bool:
@@ -192,29 +179,11 @@ class Around:
 
     def behind(self, stop: frozenset[str]) -> list[Around]:
         """The calls behind it, up to some operations that are not gone through."""
-        found: list[Around] = []
-        left, seen = list(self.next()), {self.number}
-        while left:
-            one = left.pop()
-            if one.number in seen or one.op in stop:
-                continue
-            seen.add(one.number)
-            found.append(one)
-            left += () if one.is_behind and one.op in MIXING else one.next()
-        return found
 
-    @cached_property
-    def before(self) -> frozenset[str]:
-        """The operations that its arguments came from, however far before it."""
-        found: set[str] = set()
-        left, seen = list(self.makers()), {self.number}
-        while left:
-            one = left.pop()
-            if one.number not in seen:
-                seen.add(one.number)
-                found.add(one.op)
-                left += one.makers()
-        return frozenset(found)
+        def further(one: Around) -> Iterable[Around]:
+            return () if one.is_behind and one.op in MIXING else (some for some in one.next() if some.op not in stop)
+
+        return _walked((one for one in self.next() if one.op not in stop), further)
 
     @property
     def in_attention(self) -> bool:
@@ -323,6 +292,10 @@ class Around:
         args, kwargs = replaced(self.call.args, old, new), replaced(dict(self.call.kwargs), old, new)
         return self.instead(*first, Call(self.call.op, args, kwargs, ()))
 
+    def read_as(self, ref: Ref, *calls: Call) -> Edit:
+        """The call reading what some calls make in the place of a value."""
+        return self.reading(ref, local(len(calls) - 1), *calls)
+
     def set(self, name: str, value: Any) -> Edit:
         """The call with another setting."""
         one = self.settings[name]
@@ -339,6 +312,30 @@ class Around:
             else:
                 args += [*between, value]
         return self.instead(Call(self.call.op, tuple(args), kwargs, ()))
+
+
+def read_everywhere(rerun: Rerun, ref: Ref, *calls: Call) -> dict[int, Fragment]:
+    """Every call that reads a value, reading what some calls make in its place."""
+    edit: dict[int, Fragment] = {}
+    for number in rerun.readers[ref]:
+        edit |= Around(rerun, number).read_as(ref, *calls)
+    return edit
+
+
+def _walked(first: Iterable[Around], further: Callable[[Around], Iterable[Around]]) -> list[Around]:
+    """Calls, and those that follow from each, once each."""
+    found = dict[int, Around]()
+    left = list(first)
+    while left:
+        one = left.pop()
+        if one.number not in found:
+            found[one.number] = one
+            left += further(one)
+    return list(found.values())
+
+
+def _ops(arounds: Iterable[Around]) -> frozenset[str]:
+    return frozenset(one.op for one in arounds)
 
 
 def cosines(rerun: Rerun) -> set[Ref]:

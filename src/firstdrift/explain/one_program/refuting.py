@@ -19,13 +19,12 @@ import numpy as np
 
 from ...core.sites import Site
 from ...core.traces import Array
-from ...program.calls import Call, Ref, reads
+from ...program.calls import Call, NotReplayableError, Ref, reads
 from ...program.edits import Edit, Fragment
-from ...program.interpreter import NotReplayableError
 from ...program.reruns import Rerun
-from ..asked import Asked
-from .rows import PART
+from ..one_program.trying import Asked
 from .trying import Question, Trial, Tried, apart
+from .values import PART
 
 STEPS = frozenset({"optim", "weight_after"})  # what one rule makes of every parameter
 MOST_LIKE = 4  # tensors that a change is held against

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...program.edits import Edit
 from ...program.reruns import Rerun
 from ..changes import larger, masks, moves, several, states, terms
-from ..changes.constants import Constant, constants, extras, is_table, settings, table_change, usual, without
-from ..changes.formats import formats
+from ..changes.constants import Constant, constants, extras, settings, usual, without
 from ..changes.rates import rates
+from ..changes.states import formats
 from ..labels import LABELS
 from ..naming import CHANGED
 from .around import Around, Change
-from .fitting import Left, among, fitted, fitted_table, whole
-from .trying import Floats, Trial, Tried
+from .trying import Trial, Tried
 
 TELLING = 16  # elements found for every number fitted to them
 MOST_TOGETHER = 6  # calls of one operation that are changed in pairs
@@ -27,19 +28,10 @@ TABLES = (*terms.TABLE, *masks.TABLE, *moves.TABLE, *larger.TABLE, *states.TABLE
 READ = (states.stale, several.conjugates, several.leaves, several.exchanged)
 ERRORS = (IndexError, TypeError, ValueError, KeyError, AttributeError, AssertionError)
 
-Some = Callable[[Trial, Sequence[Around]], "Iterator[Tried]"]
 
-
-def changes_that_fit(trial: Trial, arounds: Sequence[Around], *, thorough: bool = True) -> list[Tried]:
-    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats.
-
-    Unless it is to be `thorough`, only the first.
-    """
-    for stage in (
-        (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats, _tables)
-        if thorough
-        else (_gates, _simple)
-    ):
+def changes_that_fit(trial: Trial, arounds: Sequence[Around]) -> list[Tried]:
+    """What gives what was found: first what is left out or taken otherwise; then order, sources, numbers, formats."""
+    for stage in (_gates, _absent, _masks, _simple, _read, _numbers, _extra, _formats):
         found = list(stage(trial, arounds))
         if found or trial.late:
             return found
@@ -200,22 +192,64 @@ def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
             yield from _tried(trial, change)
 
 
-def _tables(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
-    """Other numbers in a small table: slopes, frequencies."""
-    small = [one for one in arounds if is_table(one)]
-    for around in sorted(small, key=lambda one: trial.rerun.array(one.result).size):
-        table = np.asarray(trial.rerun.array(around.result), np.float64)
-        if trial.found.size < TELLING * table.size or trial.late:
-            continue
-        best = fitted_table(table, partial(_left_by, trial, around))
-        if best is not None and best[1] <= trial.enough:
-            yield from _tried(trial, table_change(around, best[0]))
-
-
-def _left_by(trial: Trial, around: Around, numbers: Floats) -> Floats | None:
-    return trial.left(table_change(around, numbers).edit)
-
-
 def arounds_of(rerun: Rerun) -> list[Around]:
     """The calls of a program, the last first: changes of these take the least work."""
     return [Around(rerun, number) for number in reversed(list(rerun.calls))]
+
+
+Floats = NDArray[np.float64]
+Left = Callable[[float], "Floats | None"]  # what a number leaves; nothing where it cannot be tried
+
+STARTS = (0.7, -0.7, 2.3, -2.3, 4.6, -4.6)  # logarithms of the factors that a fit begins with, too
+MOST_STEPS = 14
+CONVERGED = 1e-13  # of a number
+WIDTH = 1e-6  # of a number, by which its slope is measured
+NEARBY = (1, -1, 2, -2, 3, -3)
+
+
+def fitted(value: float, left: Left, enough: float) -> tuple[float, float] | None:
+    """The number that leaves least, beginning with the one given, and the size of what it leaves."""
+    best = _least((value, -value, 0.0, 1.0, *(value * math.exp(one) for one in STARTS)), left, enough)
+    for _ in range(MOST_STEPS):
+        if best is None:
+            return None
+        step = _step(best[0], left)
+        tried = None if step is None else _least((best[0] + step, best[0] + 0.25 * step), left, 0.0)
+        if tried is None or tried[1] >= best[1]:
+            break
+        moved, best = abs(tried[0] - best[0]), tried
+        if moved <= CONVERGED * abs(best[0]):
+            break
+    return best
+
+
+def whole(value: float, left: Left, enough: float) -> tuple[float, float] | None:
+    """The whole number nearby that leaves least."""
+    return _least((value + by for by in NEARBY), left, enough)
+
+
+def among(values: Iterable[float], value: float, left: Left, enough: float) -> tuple[float, float] | None:
+    """The one of some numbers that leaves least: too few elements to fit any other."""
+    return _least((one for one in values if one != value), left, enough)
+
+
+def _least(values: Iterable[float], left: Left, enough: float) -> tuple[float, float] | None:
+    best: tuple[float, float] | None = None
+    for value in dict.fromkeys(values):
+        array = left(value)
+        size = math.inf if array is None else float(np.linalg.norm(array))
+        if math.isfinite(size) and (best is None or size < best[1]):
+            best = value, size
+        if best is not None and best[1] <= enough:
+            break
+    return best
+
+
+def _step(now: float, left: Left) -> float | None:
+    width = WIDTH * abs(now) or WIDTH
+    here, beside = left(now), left(now + width)
+    if here is None or beside is None:
+        return None
+    slope = (beside - here).reshape(-1) / width
+    square = float(slope @ slope)
+    return -float(slope @ here.reshape(-1)) / square if square > 0 and math.isfinite(square) else None

@@ -1,26 +1,26 @@
-"""Runs of a changed program, held against what was found, within so much work."""
+"""Questions to a program, what is answered, and runs of it with changes, within so much work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.sites import Site
 from ...core.traces import Array
+from ...judge.replay.replays import Replays
 from ...program.calls import Ref
 from ...program.edits import Edit
-from ...program.reruns import Rerun
+from ...program.reruns import Piece, Rerun
 from ..masked_fills import without_fills
+from .agreement import EXACT, LEAST_NOISE, size_of
 from .around import Change
 
 Floats = NDArray[np.float64]
-
-EXACT = 4.0  # times the noise: a change that leaves no more than this explains everything
-LEAST_NOISE = 1e-12  # even float64 leaves this much
-ENDLESS = 1e30  # no scale: the lowest numbers of a dtype fill what is masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Trial:
         self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
-        self.scale = max(size(self.found), size(expected))
+        self.scale = max(size_of(self.found), size_of(expected))
         self.unchanged = apart(expected, self.found)
         self.enough = EXACT * max(question.noise, LEAST_NOISE) * self.scale
         self.target: Ref = rerun.target
@@ -125,7 +125,33 @@ def apart(made: Floats, found: Floats) -> float:
     return found_apart if np.isfinite(found_apart) else np.inf
 
 
-def size(array: Array) -> float:
-    """The size of a tensor, without what stands for infinity."""
-    usual = np.abs(array) < ENDLESS
-    return float(np.linalg.norm(array if usual.all() else np.where(usual, array, 0.0)))
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The smallest change that was found, and others that cannot be told from it."""
+
+    label: str
+    sentence: str
+    parameters: dict[str, Any]
+    predicted: Array
+    left: float
+    bits: float
+    free: int
+    rivals: tuple[str, ...] = ()
+    both: bool = False  # both sides' programs were lined up
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A drift: the site, and what the candidate has there, as the reference's program has it."""
+
+    site: Site
+    replays: Replays
+    found: Array
+    noise: float
+    brought: Callable[[Array], Array]
+    piece: Piece | None = None
+
+    def question(self, rerun: Rerun) -> Question:
+        """The whole of it, asked of a program."""
+        expected = self.brought(rerun.array(rerun.target))
+        return Question(self.found, expected, self.noise, self.brought)

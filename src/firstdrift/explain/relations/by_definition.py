@@ -13,8 +13,7 @@ from ..one_program.agreement import agree, distance, floats, limit
 from .coarser import stored_coarser
 from .elementwise import offset, scale
 from .hypotheses import Finding, Hypothesis, residual
-from .layouts import axis_order
-from .permutations import index_shift, patterned, permuted
+from .permutations import axis_order, index_shift, slices_moved
 
 MOST_CHANNELS = 16
 ROWS = 8  # per fitted number
@@ -24,11 +23,11 @@ def different_input(evidence: Evidence) -> Iterator[Finding]:
     """Whatever differs at an input: the sides were fed different data."""
     if evidence.site.phase != "input":
         return
-    for hypothesis in (patterned, axis_order, index_shift, scale, offset, _normalised, permuted, stored_coarser):
-        for hypothesi in hypothesis(evidence):
-            if residual(evidence, hypothesi) <= limit(evidence):
-                said = f"the two sides were fed different data: {hypothesi.sentence}"
-                yield Finding("different-input", said, None, 0, {"how": hypothesi.label, **hypothesi.parameters}, 0.0)
+    for hypothesis in (slices_moved, axis_order, index_shift, scale, offset, _normalised, stored_coarser):
+        for finding in hypothesis(evidence):
+            if residual(evidence, finding) <= limit(evidence):
+                said = f"the two sides were fed different data: {finding.sentence}"
+                yield Finding("different-input", said, None, 0, {"how": finding.label, **finding.parameters}, 0.0)
                 return
     a, b = evidence.expected, evidence.found
     share = float((a != b).mean()) if a.size else 1.0
@@ -59,8 +58,6 @@ def _normalised(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("channel-scale", said, predicted, 2 * channels, details)
 
 
-MOST_COMPARED = 64  # gradients that are asked whether a loss differs by a constant
-SAME_GRADIENT = 1e-4  # relative: what a second backward pass in another order may leave of a gradient
 SHARED = 100_000_000  # elements of weights that are read to see whether one is used twice
 
 
@@ -77,21 +74,17 @@ def another_gradient(evidence: Evidence) -> Iterator[Finding]:
 
 
 def another_loss(evidence: Evidence) -> Iterator[Finding]:
-    """A loss that differs although the scores agree: by a constant where its gradients agree, else another loss."""
-    site = evidence.site
-    if site.phase != "loss" or not _finite(evidence) or _other_targets(evidence) or not _scores_agree(evidence):
+    """A loss that differs although the scores agree: another formula."""
+    if (
+        evidence.site.phase != "loss"
+        or not _finite(evidence)
+        or _other_targets(evidence)
+        or not _scores_agree(evidence)
+    ):
         return
-    same = _same_gradients(evidence)
-    if same is None or not same:
-        sentence = "the loss is computed by another formula: its scores are the same"
-        sentence += "" if _targets_known(evidence) else " (its targets are not recorded)"
-        yield Finding("loss-formula", sentence, general=True)
-        return
-    b = float((floats(evidence.found) - floats(evidence.expected)).mean())
-    predicted = floats(evidence.expected) + b
-    if agree(evidence, predicted, evidence.found):
-        sentence = f"{b:.6g} is added to the loss, and its gradients are the same"
-        yield Finding("offset", sentence, predicted, 1, {"offset": b})
+    sentence = "the loss is computed by another formula: its scores are the same"
+    sentence += "" if _targets_known(evidence) else " (its targets are not recorded)"
+    yield Finding("loss-formula", sentence, general=True)
 
 
 def _finite(evidence: Evidence) -> bool:
@@ -117,7 +110,7 @@ def _unmasked(reference: Array, candidate: Array) -> tuple[Array, Array]:
 def _elsewhere_too(evidence: Evidence) -> bool:
     """Whether a weight is used by another module, whose part of the gradient may be what differs."""
     site = evidence.site
-    own = evidence.parameters.get(site.port)
+    own = evidence.around.reference(site._replace(phase="weight"))
     if own is None or own.ndim < 2:  # only matrices are shared; biases and gains are often alike by their start
         return False
     read = 0
@@ -157,17 +150,6 @@ def _outputs(evidence: Evidence) -> list[Site]:
     forward = evidence.around.sites("fwd")
     here = evidence.site.step, ""
     return [site for site in forward if (site.step, site.name) == here and site.port.startswith("out")]
-
-
-def _same_gradients(evidence: Evidence) -> bool | None:
-    """Whether all gradients of the step agree, those of parameters too, which a penalty on weights changes."""
-    sites = [site for phase in ("lossgrad", "grad") for site in evidence.around.sites(phase)]
-    here = [site for site in sites if site.step == evidence.site.step]
-    stride = -(-len(here) // MOST_COMPARED) or 1
-    allowed = max(limit(evidence), SAME_GRADIENT)
-    said = [_same(evidence, site, allowed) for site in here[::stride]]
-    known = [one for one in said if one is not None]
-    return all(known) if known else None
 
 
 def _same(evidence: Evidence, site: Site, allowed: float) -> bool | None:

@@ -1,28 +1,25 @@
-"""Causes that change every element alike: a factor, an offset, a clamp, a soft cap, a factor per channel."""
+"""Causes that change every element alike: a factor and what it stands for, an offset, a clamp, a factor per channel."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import Floats, distance, floats, limit, rounded
-from .factors import names_of, told
+from ..one_program.agreement import Floats, distance, factor, floats, limit
 from .hypotheses import DOMINANT, FEW, Finding, Hypothesis
+from .regions import heads_of
 from .screening import positions, sampled
 
 FACTORS_NAMED_ELSEWHERE = frozenset({"loss", "lossgrad", "agrad", "grad", "grad_scaled"})
 TELLING = 4  # elements that must weigh in before a number fitted to them means anything
-FEWEST = 3  # different numbers with one difference, which is no accident
-PLAIN = 25.0  # times the slack of noise: what stands out so far is plain to see
 ROWS = 8  # per fitted number of a channel
 STOPPED = 4  # elements at a bound that make it a clamp
-CAPS = 96  # caps tried before the best is refined
 PART = 1 << 16  # elements by which factors of channels are tried
-GOLDEN, GOLDEN_STEPS = (math.sqrt(5) - 1) / 2, 40
 
 
 def scale(evidence: Evidence) -> Iterator[Finding]:
@@ -30,10 +27,10 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase in FACTORS_NAMED_ELSEWHERE:
         return
     e, f = _sample(evidence)
-    if not _varied(e) or not promising(evidence, e, f, _factor(e, f) * e):
+    if not _varied(e) or not promising(evidence, e, f, factor(e, f) * e):
         return
     expected, found = _finite(evidence)
-    a = _factor(expected, found)
+    a = factor(expected, found)
     if a == 0.0 or not math.isfinite(a):
         return
     names = names_of(a, evidence)
@@ -54,9 +51,7 @@ def _is_read_by_softmax(evidence: Evidence) -> bool:
 def offset(evidence: Evidence) -> Iterator[Finding]:
     """found = expected + b, or found = a * expected + b where neither alone is enough."""
     e, f = _sample(evidence)
-    yield from _whole_offset(evidence, e, f)
     if not _varied(e) or e.size < 2 * TELLING:
-        yield from _constant_offset(evidence)
         return
     if promising(evidence, e, f, e + (f - e).mean()):
         expected, found = _finite(evidence)
@@ -67,39 +62,11 @@ def offset(evidence: Evidence) -> Iterator[Finding]:
     if evidence.site.phase in FACTORS_NAMED_ELSEWHERE:
         return
     a, b = _line(e, f)
-    alone = float(np.linalg.norm(f - _factor(e, f) * e))
+    alone = float(np.linalg.norm(f - factor(e, f) * e))
     if promising(evidence, e, f, a * e + b) and float(np.linalg.norm(f - a * e - b)) < 0.25 * alone:
         a, b = _line(*_finite(evidence))
         sentence = f"found is {a:.6g} times expected plus {b:.6g}"
         yield Finding("offset", sentence, a * floats(evidence.expected) + b, 2, {"factor": a, "offset": b})
-
-
-def _whole_offset(evidence: Evidence, e: Floats, f: Floats) -> Iterator[Finding]:
-    """Few whole numbers, as positions and times are, that are all off by the same whole number."""
-    if not 2 <= e.size < 2 * TELLING or len(np.unique(e)) < 2 or e.size != evidence.expected.size:
-        return
-    by = np.unique(f - e)
-    if len(by) == 1 and by[0] and (e == np.round(e)).all() and by[0] == round(by[0]):
-        said = f"{by[0]:+.0f} is added to every element"
-        yield Finding("offset", said, floats(evidence.expected) + by[0], 0, {"offset": float(by[0])})
-
-
-def _constant_offset(evidence: Evidence) -> Iterator[Finding]:
-    """Few numbers, or some that one outweighs, as one per sample: all are off by the same, far above the noise."""
-    e, f = _finite(evidence)
-    if not FEWEST <= e.size <= PART or e.size != evidence.expected.size:
-        return
-    by = f - e
-    b = float(by.mean())
-    slack = 2 * limit(evidence) * float(max(np.abs(e).max(), np.abs(f).max()))
-    if abs(b) < PLAIN * slack or float(np.abs(by - b).max()) > slack or _apart(e, PLAIN * slack) < FEWEST:
-        return
-    yield Finding("offset", f"{b:.6g} is added to every element", floats(evidence.expected) + b, 1, {"offset": b})
-
-
-def _apart(values: Floats, least: float) -> int:
-    """How many of some numbers lie further from the one below than that, with the lowest."""
-    return 1 + int((np.diff(np.sort(values)) > least).sum())
 
 
 def channel_scale(evidence: Evidence) -> Iterator[Finding]:
@@ -149,22 +116,6 @@ def clamp(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("clamp", sentence, None, _count(low, high), {"reference_low": low, "reference_high": high}, left)
 
 
-def softcap(evidence: Evidence) -> Iterator[Finding]:
-    """One side is cap * tanh(x / cap) of the other."""
-    e, f = _sample(evidence)
-    if not _varied(e):
-        return
-    cap = _cap(evidence, e, f)
-    if cap is not None and promising(evidence, e, f, cap * np.tanh(e / cap)):
-        predicted = cap * np.tanh(floats(evidence.expected) / cap)
-        yield Finding("softcap", f"found is capped by {cap:.6g} * tanh(x / {cap:.6g})", predicted, 1, {"cap": cap})
-    cap = _cap(evidence, f, e)
-    if cap is not None and promising(evidence, f, e, cap * np.tanh(f / cap)):
-        left = distance(cap * np.tanh(floats(evidence.found) / cap), evidence.expected)
-        sentence = f"the soft cap {cap:.6g} * tanh(x / {cap:.6g}) is missing"
-        yield Finding("softcap", sentence, None, 1, {"reference_cap": cap}, left)
-
-
 def promising(evidence: Evidence, expected: Floats, found: Floats, predicted: Floats) -> bool:
     """Whether a prediction for some elements explains them well enough to be made for all."""
     usable = np.isfinite(expected) & np.isfinite(found)
@@ -203,15 +154,10 @@ def _rms(values: Floats) -> float:
     return math.sqrt(float(values @ values) / max(values.size, 1))
 
 
-def _factor(a: Floats, b: Floats) -> float:
-    square = float(a @ a)
-    return float(a @ b) / square if square > 0 else math.nan
-
-
 def _line(a: Floats, b: Floats) -> tuple[float, float]:
     """The slope and intercept that bring `a` closest to `b`."""
     x, y = a - a.mean(), b - b.mean()
-    slope = _factor(x, y)
+    slope = factor(x, y)
     return slope, float(b.mean() - slope * a.mean())
 
 
@@ -273,30 +219,73 @@ def _count(low: float | None, high: float | None) -> int:
     return (low is not None) + (high is not None)
 
 
-def _cap(evidence: Evidence, x: Floats, capped: Floats) -> float | None:
-    """The cap that makes one from the other, if there is one: a soft cap makes nothing larger."""
-    top = float(np.abs(capped).max())
-    slack = limit(evidence) * _rms(x)
-    if top == 0.0 or not (np.abs(capped) <= np.abs(x) + slack).mean() > 0.9:
-        return None
-
-    def error(cap: float) -> float:
-        return float(np.linalg.norm(cap * np.tanh(x / cap) - capped))
-
-    tried = top * np.geomspace(1 + 1e-9, 1e3, CAPS)
-    errors = [error(cap) for cap in tried]
-    best = int(np.argmin(errors))
-    if best == CAPS - 1 or errors[best] > 0.5 * float(np.linalg.norm(x - capped)):  # no cap at all fits as well
-        return None
-    low, high = float(tried[max(best - 1, 0)]), float(tried[best + 1])
-    for _ in range(GOLDEN_STEPS):
-        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        low, high = (low, b) if error(a) < error(b) else (a, high)
-    cap = (low + high) / 2
-    short = rounded(cap, 1e-3)  # people choose 30 or 50; believed where it fits as well
-    enough = max(1.5 * error(cap), limit(evidence) * float(np.linalg.norm(capped)) / 2)
-    return short if error(short) <= enough else cap
-
-
 IN_PART: tuple[Hypothesis, ...] = (few_channels,)
-HYPOTHESES: tuple[Hypothesis, ...] = (scale, offset, channel_scale, clamp, softcap)
+HYPOTHESES: tuple[Hypothesis, ...] = (scale, offset, channel_scale, clamp)
+
+
+SINGLE = 2.0**-23  # a factor of two float32 numbers is known no better than this
+SHOWN = 3  # names given to one number
+
+CONSTANTS = {
+    "log2(e)": math.log2(math.e), "ln(2)": math.log(2), "sqrt(2)": math.sqrt(2), "1/sqrt(2)": math.sqrt(0.5),
+    "255": 255.0, "1/255": 1 / 255, "127": 127.0, "1/127": 1 / 127,
+}  # fmt: skip
+
+
+def names_of(value: float, evidence: Evidence) -> tuple[str, ...]:
+    """What a factor equals up to noise, simplest first; empty where it equals nothing that is at hand."""
+    tolerance = max(0.5 * evidence.noise, SINGLE)
+    sign = "-" if value < 0 else ""
+    names: list[str] = []
+    for name, one in _menu(evidence, abs(value)):
+        if one > 0 and abs(abs(value) / one - 1) <= tolerance and sign + name not in names:
+            names.append(sign + name)
+    return tuple(names[:SHOWN])
+
+
+def told(value: float, names: tuple[str, ...]) -> str:
+    """A number with what it equals."""
+    plain = f"{value:.6g}" if abs(value - 1) > 1e-4 else f"1 {'+' if value > 1 else '-'} {abs(value - 1):.3g}"
+    others = [name for name in names if name != plain]
+    return f"{plain} ({' = '.join(others)})" if others else plain
+
+
+def _menu(evidence: Evidence, value: float) -> Iterator[tuple[str, float]]:
+    for key, number in evidence.attrs.items():
+        if isinstance(number, (int, float)) and not isinstance(number, bool) and number > 0 and number != 1:
+            yield key, float(number)
+            yield f"1/{key}", 1 / float(number)
+    power = round(math.log2(value)) if 0 < value < math.inf else 0
+    if power:
+        yield f"2^{power}", 2.0**power
+    sizes = _sizes(evidence)
+    for size in sizes:
+        yield str(size), float(size)
+        yield f"1/{size}", 1 / size
+        yield f"sqrt({size})", math.sqrt(size)
+        yield f"1/sqrt({size})", 1 / math.sqrt(size)
+    yield from CONSTANTS.items()
+    near = Fraction(value).limit_denominator(16) if 1 / 16 <= value <= 16 else Fraction(0)
+    if near.denominator > 1:
+        yield str(near), float(near)
+    for size in sizes:
+        yield f"{size - 1}/{size}", (size - 1) / size
+        yield f"{size}/{size - 1}", size / (size - 1)
+    for one in sizes:
+        for other in sizes:
+            if one != other:
+                yield f"{one}/{other}", one / other
+                yield f"sqrt({one}/{other})", math.sqrt(one / other)
+
+
+def _sizes(evidence: Evidence) -> list[int]:
+    """The sizes of the axes at hand, of one head, and of all rows together."""
+    shapes = [evidence.expected.shape, *(array.shape for array in evidence.inputs.values())]
+    sizes = {size for shape in shapes for size in shape}
+    heads = heads_of(evidence)
+    if heads is not None:
+        sizes |= {heads, *(size // heads for size in sizes if size % heads == 0)}
+    batch = evidence.around.facts.get("batch")
+    if isinstance(batch, int):
+        sizes.add(batch)
+    return sorted(size for size in sizes if size > 1)

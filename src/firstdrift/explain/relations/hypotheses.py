@@ -14,18 +14,15 @@ from ...core.traces import Array
 from ...judge.measure.result import Cause
 from ..evidence import Evidence
 from ..labels import LABELS
+from ..one_program.agreement import CHUNK, EXACT, LEAST_NOISE, size_of
 from .regions import shape_of_difference
 from .screening import LARGE, part_of
 
-EXACT = 4.0  # times the noise: a hypothesis that leaves no more than this explains everything
 HALF = 0.5  # of the difference: what leaves more is no better than no change, however large the noise
 DOMINANT = 0.1  # of the difference: a hypothesis that leaves no more than this explains most of it
-LEAST_NOISE = 1e-12  # even float64 leaves this much
 STORED = 2.0**-22  # two explanations that leave less than this, a few roundings to float32, are equally good
 MARGIN = 3.0  # times what the best leaves: a partial explanation is believed where others leave at least this
 FEW = 4  # fitted numbers, above which a fit says less
-AS_GOOD_AS_INFINITE = 1e30  # masks are filled with the lowest number of a dtype; such values are no scale
-CHUNK = 1 << 18  # elements compared at a time, so that a wrong prediction is given up early
 
 Hypothesis = Callable[[Evidence], "Iterable[Finding]"]
 
@@ -75,8 +72,8 @@ class _Trial:
 
     @classmethod
     def of(cls, evidence: Evidence) -> _Trial:
-        size = _norm(evidence.found)
-        scale = max(_norm(evidence.expected), size)
+        size = size_of(evidence.found)
+        scale = max(size_of(evidence.expected), size)
         nothing = 0.5 * size / scale if size > 0 else math.inf
         return cls(evidence, scale, _distance(evidence.found, evidence.expected, scale), nothing)
 
@@ -180,19 +177,7 @@ def _possible(evidence: Evidence, finding: Finding) -> bool:
 
 
 def _scale(evidence: Evidence) -> float:
-    return max(_norm(evidence.expected), _norm(evidence.found))
-
-
-def _norm(array: Array) -> float:
-    total = 0.0
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        values = np.asarray(flat[start : start + CHUNK], np.float64)
-        usual = np.abs(values) < AS_GOOD_AS_INFINITE  # false for NaN
-        if not usual.all():
-            values = values[usual]
-        total += float(values @ values)
-    return math.sqrt(total)
+    return max(size_of(evidence.expected), size_of(evidence.found))
 
 
 def _distance(found: Array, predicted: Array, scale: float, stop: float = math.inf) -> float:

@@ -22,11 +22,7 @@ DENORMAL = 2.0**-126  # below the smallest normal float32
 GARBAGE = 1e6  # times the usual size of the values
 BLOCK = 0.9  # of the unwritten elements must lie in slices that are unwritten as a whole
 ZERO_IS_NAMED_ELSEWHERE = BACKWARD_PHASES | {"loss", "lossgrad", "optim", "weight_after"}
-ROW_BY_ROW = ("Linear", "MatMul", "Gemm")  # operations that make every row alike
-FEW_ROWS = 0.25  # of all rows, which may be unwritten before another cause is likelier
-UNLIKE = 4.0  # times the largest number of any filled row: what is larger belongs to none
 FEWEST = 64  # elements before zeros can be called random
-FEWEST_WRITTEN = 16  # elements where the factor is that of a probability which somebody would have written
 SURPRISE = 6.0  # standard deviations that chance does not reach
 
 Mask = NDArray[np.bool_]
@@ -98,94 +94,21 @@ def _garbage(found: Floats, above: float) -> Mask:
     return far if far.sum() == 1 or len(np.unique(found[far])) > 1 else np.zeros_like(far)
 
 
-def unwritten_rows(evidence: Evidence) -> Iterator[Finding]:
-    """Whole rows of a product hold numbers that have nothing to do with it; all others are as expected.
-
-    Every row is made by the same sums. One that is wrong alone was not made by them.
-    """
-    expected, found = evidence.expected, evidence.found
-    if not evidence.op.startswith(ROW_BY_ROW) or evidence.site.phase != "fwd" or expected.ndim < 2:
-        return
-    a, b = (floats(array).reshape(-1, expected.shape[-1]) for array in (expected, found))
-    if a.shape[1] < FEWEST // 2 or not np.isfinite(b).all():
-        return
-    sizes = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
-    off = np.linalg.norm(a - b, axis=1) > 2 * limit(evidence) * sizes
-    if not off.any() or off.mean() > FEW_ROWS:
-        return
-    usual = np.linalg.norm(a[off], axis=1) * np.linalg.norm(b[off], axis=1)
-    alike = np.abs((a[off] * b[off]).sum(axis=1)) / np.where(usual > 0, usual, np.inf)
-    if (alike > SURPRISE / math.sqrt(a.shape[1])).any() or not _changed_throughout(a[off], b[off], evidence):
-        return
-    count = int(off.sum())
-    said = f"{count} of {len(a)} rows hold numbers unlike what belongs there, as if nobody had written them"
-    predicted = np.where(off[:, None], b, a).reshape(expected.shape)
-    yield Finding("uninitialised", said, predicted, 1, {"rows": np.flatnonzero(off)[:16].tolist(), "count": count})
-
-
-def rows_of_nothing(evidence: Evidence) -> Iterator[Finding]:
-    """Rows that the reference leaves at one number, such as slots nobody fills, hold numbers that no other row is as
-    large as, or as small; all others are as expected. Numbers of the usual size may be real, and not masked."""
-    expected, found = evidence.expected, evidence.found
-    if expected.ndim < 2 or expected.shape[-1] < 2 or evidence.site.phase != "fwd":
-        return
-    a, b = (floats(array).reshape(-1, expected.shape[-1]) for array in (expected, found))
-    empty = np.ptp(a, axis=1) == 0.0
-    sizes = np.abs(a).max(axis=1)
-    usual = float(sizes[~empty].max()) if not empty.all() else 0.0
-    off = ~(np.abs(b - a).max(axis=1) <= 2 * limit(evidence) * np.maximum(sizes, usual))  # NaN is off
-    if not off.any() or usual == 0.0 or not np.isfinite(usual) or not empty[off].all():
-        return
-    largest = np.abs(b[off]).max(axis=1)
-    strange = ~(largest <= UNLIKE * usual) | (largest < DENORMAL)
-    if strange.mean() < BLOCK:
-        return
-    first = int(np.argmax(off))
-    said = (
-        f"{int(off.sum())} of {int(empty.sum())} rows that are empty in the reference, the first row {first}, hold "
-        f"numbers up to {np.abs(b[off]).max():.3g} (others have {usual:.3g} at most), as if nobody had written them"
-    )
-    predicted = np.where(off[:, None], b, a).reshape(expected.shape)
-    rows = np.flatnonzero(off)[:16].tolist()
-    yield Finding("uninitialised", said, predicted, 1, {"rows": rows, "count": int(off.sum())})
-
-
-def _changed_throughout(expected: Floats, found: Floats, evidence: Evidence) -> bool:
-    close = np.abs(found - expected) <= 2 * limit(evidence) * np.abs(expected).max()
-    return bool(close.mean() < 1 - BLOCK)
-
-
 def dropout_active(evidence: Evidence) -> Iterator[Finding]:
     """Random elements, or random channels, of found are zero and the others are larger by 1 / (1 - p)."""
     expected, found = floats(evidence.expected), floats(evidence.found)
     live = (expected != 0.0) & np.isfinite(expected)
     dropped = live & (found == 0.0)
     kept = live & ~dropped
-    if live.sum() < FEWEST_WRITTEN or not dropped.any() or not kept.any():
+    if live.sum() < FEWEST or not dropped.any() or not kept.any():
         return
     ratio = float(expected[kept] @ found[kept]) / float(expected[kept] @ expected[kept])
     p = 1 - 1 / ratio if ratio > 1 else 0.0
     if p <= 2 * limit(evidence) or not (_random(dropped, live, p) or _random_channels(dropped, live, p)):
         return
-    if live.sum() < FEWEST and not (_is_written(p, evidence) and _mixed(expected, dropped, kept)):
-        return
     predicted = np.where(dropped, 0.0, ratio * expected)
     said = f"{dropped.sum() / live.sum():.1%} of the elements are zero and the others {ratio:.6g} times as large"
     yield Finding("dropout-active", f"{said}: dropout with p = {p:.4g} is active", predicted, 1, {"p": p})
-
-
-def nondeterministic(evidence: Evidence) -> Iterator[Finding]:
-    """Further runs of the candidate gave other numbers here."""
-    repeats = evidence.around.facts.get("repeats")
-    if not isinstance(repeats, (list, tuple)):
-        return
-    for other in repeats:
-        if isinstance(other, np.ndarray) and other.shape == evidence.found.shape:
-            left = _error(evidence, floats(other), floats(evidence.found), np.ones(other.shape, np.bool_))
-            if left > limit(evidence):
-                said = f"two runs of the candidate differ here by {left:.2g}"
-                yield Finding("nondeterministic", said, None, 2, {"difference": left}, 0.0)
-                return
 
 
 def _error(evidence: Evidence, a: Floats, b: Floats, where: Mask) -> float:
@@ -230,27 +153,6 @@ def _random(dropped: Mask, live: Mask, p: float) -> bool:
         if not _chance(dropped.sum(axis=others), live.sum(axis=others), p):
             return False
     return True
-
-
-def _is_written(p: float, evidence: Evidence) -> bool:
-    """Whether a probability is a twentieth or several, as exactly as noise allows."""
-    return abs(p - round(20 * p) / 20) <= limit(evidence) < 1e-3
-
-
-def _mixed(expected: Floats, dropped: Mask, kept: Mask) -> bool:
-    """Whether neither the sign, nor the size, nor the order of elements, nor a whole row or column of them, tells
-    which are dropped: few elements that a threshold or a mask takes out might look random."""
-    for value in (expected, np.abs(expected), np.arange(expected.size).reshape(expected.shape)):
-        gone, left = value[dropped], value[kept]
-        if gone.max() < left.min() or left.max() < gone.min():
-            return False
-    live = dropped | kept
-    for axis in range(expected.ndim):
-        others = tuple(number for number in range(expected.ndim) if number != axis)
-        several = live.sum(axis=others) > 1
-        if several.any() and not (several & dropped.any(axis=others) & kept.any(axis=others)).any():
-            return False
-    return int(dropped.sum()) >= FEW
 
 
 def _random_channels(dropped: Mask, live: Mask, p: float) -> bool:
@@ -320,6 +222,5 @@ def step_count(evidence: Evidence) -> Iterator[Finding]:
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
-    overflow, nan_origin, uninitialised, unwritten_rows, rows_of_nothing, dropout_active, nondeterministic, not_updated,
-    step_count,
+    overflow, nan_origin, uninitialised, dropout_active, not_updated, step_count,
 )  # fmt: skip

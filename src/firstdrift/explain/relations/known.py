@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ..stored import quantisation
-from ..stored import strange_weights as weights
-from . import by_definition, elementwise, gradients, integrity, layouts, permutations, wiring
-from . import coarser as rounding
+from . import by_definition, coarser, elementwise, gradients, integrity, permutations, wiring
+from . import strange_weights as weights
 from .hypotheses import Hypothesis
 
 # What no change of a program makes is asked before the program: weights, inputs, values that no formula gives, what all
@@ -17,8 +15,8 @@ GIVEN: tuple[Hypothesis, ...] = (
 IN_PART: tuple[Hypothesis, ...] = elementwise.IN_PART
 # What the program names better where there is one.
 TABLE: tuple[Hypothesis, ...] = (
-    *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES, *layouts.HYPOTHESES,
-    *permutations.HYPOTHESES, *rounding.HYPOTHESES, *quantisation.HYPOTHESES,
+    *GIVEN, *by_definition.HYPOTHESES, *wiring.HYPOTHESES, *elementwise.HYPOTHESES,
+    *permutations.HYPOTHESES, *coarser.HYPOTHESES,
 )  # fmt: skip
 # What says more than that a call reads something else: the output of an earlier call, of another module.
 WIRED: tuple[Hypothesis, ...] = wiring.HYPOTHESES

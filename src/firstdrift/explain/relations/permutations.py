@@ -1,63 +1,42 @@
-"""Slices along an axis in another order: halves exchanged, interleaved, blocks permuted, shifted, or anyhow."""
+"""Numbers in the wrong place: slices or axes in another order, shifted, or the same numbers anyhow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.traces import Array
 from ..evidence import Evidence
 from ..one_program.agreement import floats, limit
 from .hypotheses import Finding, Hypothesis
-from .layouts import has_heads, role
+from .orders import SHIFTS, Pattern, Slices, every_axis, pattern_of
 from .regions import heads_of
-from .screening import LARGE
-from .slices import Order, Slices, matched, slices
+from .screening import LARGE, positions, sampled
 
-SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
-FEWEST = 16  # numbers that make "the same ones in another order" a statement
-BLOCKS = 8  # blocks whose order is worth spelling out
-RECURRENT = ("RNN", "GRU", "LSTM")
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A named order of the slices of an axis."""
-
-    label: str
-    name: str
-    order: Order
+FEWEST = 8  # numbers that make "the same ones in another order" a statement
+TOLD = 64  # slices whose source is told
+RECURRENT = ("rnn", "gru", "lstm")
+GATES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def patterned(evidence: Evidence) -> Iterator[Finding]:
-    """found is expected in an order that has a name."""
-    for one in _every_axis(evidence):
-        for pattern in patterns(one.count, last=one.axis == evidence.expected.ndim - 1):
-            if one.fits(pattern.order):
-                yield Finding(
-                    pattern.label, f"along axis {one.axis} {pattern.name}",
-                    np.take(evidence.expected, pattern.order, axis=one.axis), 0, {"axis": one.axis},
-                )  # fmt: skip
-
-
-def permuted(evidence: Evidence) -> Iterator[Finding]:
-    """found is expected with slices of one axis moved: which went where is read off the slices."""
-    for one in _every_axis(evidence):
-        order = matched(one)
-        if order is None:
+def slices_moved(evidence: Evidence) -> Iterator[Finding]:
+    """found is expected with the slices of an axis in another order: halves, heads, q, k and v, gates, packing."""
+    for one in every_axis(evidence):
+        if one.axis >= 2 and is_convolution(evidence):
             continue
-        label, said, free, details = _told(evidence, one, order)
-        yield Finding(
-            label, f"along axis {one.axis} {said}", np.take(evidence.expected, order, axis=one.axis), free,
-            {"axis": one.axis, **details},
-        )  # fmt: skip
+        pattern = pattern_of(one)
+        if pattern is not None:
+            label, sentence, parameters = _told(evidence, one, pattern)
+            predicted = np.take(evidence.expected, pattern.order, axis=one.axis)
+            yield Finding(label, sentence, predicted, pattern.free, parameters)
 
 
 def index_shift(evidence: Evidence) -> Iterator[Finding]:
     """found is expected shifted along an axis by a few places."""
-    for one in _every_axis(evidence):
+    for one in every_axis(evidence):
         for shift in SHIFTS:
             if one.count <= 2 * abs(shift) + 1:
                 continue
@@ -72,124 +51,108 @@ def index_shift(evidence: Evidence) -> Iterator[Finding]:
             edge = (slice(None),) * one.axis + (wrapped,)
             fill = _fill(evidence, predicted[edge], evidence.found[edge])
             predicted[edge] = evidence.found[edge]
-            yield Finding(
-                "index-shift", f"along axis {one.axis} everything is shifted by {shift:+d} ({fill})", predicted, 1,
-                {"axis": one.axis, "shift": shift, "fill": fill},
-            )  # fmt: skip
+            said = f"along axis {one.axis} everything is shifted by {shift:+d} ({fill})"
+            yield Finding("index-shift", said, predicted, 1, {"axis": one.axis, "shift": shift, "fill": fill})
 
 
 def reordered(evidence: Evidence) -> Iterator[Finding]:
     """The same numbers in another order, whatever the order is."""
-    a, b = evidence.expected, evidence.found
-    if not FEWEST <= a.size <= LARGE or limit(evidence) > 1e-5:  # two samples of one distribution sort alike
-        return
-    x, y = np.sort(floats(a), axis=None), np.sort(floats(b), axis=None)
-    size = float(np.linalg.norm(x))
-    if size > 0 and np.isfinite(size) and len(np.unique(x)) * 2 > x.size:
+    a, b = floats(evidence.expected), floats(evidence.found)
+    if a.size < FEWEST or (a.size > LARGE and evidence.site.phase != "weight") or limit(evidence) > 1e-5:
+        return  # two samples of one distribution sort alike
+    size, slack = float(np.linalg.norm(a)), limit(evidence) * float(np.abs(a).sum())
+    if not (size > 0 and np.isfinite(size)) or abs(float(a.sum() - b.sum())) > slack:
+        return  # sorting is dear
+    x, y = np.sort(a, axis=None), np.sort(b, axis=None)
+    if len(np.unique(x)) * 2 > x.size:
         left = float(np.linalg.norm(x - y)) / size
-        yield Finding("permutation", "found has the same numbers in another order", None, a.size, {}, left)
+        yield Finding("permutation", "found has the same numbers in another order", None, a.size - 1, {}, left)
 
 
-def patterns(count: int, last: bool) -> Iterator[Pattern]:
-    """The orders of so many slices that have a name."""
-    index = np.arange(count)
-    if count % 2 == 0 and (count > 2 or last):
-        yield Pattern("swapped-halves", "the two halves are exchanged", np.roll(index, count // 2))
-    if count > 2:
-        yield Pattern("permutation", "the order is reversed", index[::-1])
-    for block in _divisors(count):
-        inside = f"of every block of {block} " if block < count else ""
-        grid = index.reshape(-1, block)
-        if block % 2 == 0 and block >= 4:
-            pairs = grid.reshape(len(grid), 2, -1)
-            yield Pattern("interleave", f"the halves {inside}are interleaved", pairs.swapaxes(1, 2).reshape(-1))
-            pairs = grid.reshape(len(grid), -1, 2)
-            said = f"the halves {inside}are taken from even and odd places"
-            yield Pattern("interleave", said, pairs.swapaxes(1, 2).reshape(-1))
-        if block % 2 == 0 and block < count:
-            said = f"the halves {inside}are exchanged" if block > 2 else "neighbours are exchanged"
-            yield Pattern("swapped-halves", said, np.roll(grid, block // 2, axis=1).reshape(-1))
+def _told(evidence: Evidence, one: Slices, pattern: Pattern) -> tuple[str, str, dict[str, object]]:
+    """The label, the sentence and the parameters of an order."""
+    where, numbers = f"along axis {one.axis}", pattern.numbers
+    parameters: dict[str, object] = {"axis": one.axis, "pattern": pattern.kind, "numbers": list(numbers)}
+    match pattern.kind:
+        case "blocks":
+            size, order = one.count // len(numbers), ", ".join(map(str, numbers))
+            if len(numbers) == 2:
+                return "swapped-halves", f"{where} the two halves are exchanged", parameters
+            said = f"{where} {len(numbers)} blocks of {size} are in the order {order}"
+            return _label_of_blocks(evidence, one, len(numbers)), said, parameters
+        case "interleaved" | "deinterleaved" | "halves":
+            return _told_of_halves(evidence, one, pattern), _halves(where, pattern), parameters
+        case "transposed":
+            outer, inner, rest = numbers
+            if _repeats(one, outer, inner):
+                said = f"{where} {outer} parts are tiled {inner} times instead of each repeated"
+                return "gqa-order", said, {"kv_heads": outer, "repeats": inner}
+            said = f"{where} a grid of {outer} x {inner} blocks of {rest} is read by columns"
+            return _label_of_grid(evidence, one, numbers), said, parameters
+        case "rolled":
+            return "index-shift", f"{where} everything is rotated by {numbers[0]:+d}", parameters
+        case "reversed":
+            return "permutation", f"{where} the order is reversed", parameters
+    moved = np.flatnonzero(pattern.order != np.arange(one.count))
+    parameters["mapping"] = [[int(to), int(pattern.order[to])] for to in moved[:TOLD]]
+    if pattern.kind == "runs":
+        said = f"{where} {numbers[0]} blocks of {numbers[1]} are in another order"
+        return _label_of_blocks(evidence, one, numbers[0]), said, parameters
+    if len(np.unique(pattern.order)) < one.count:
+        more = ", and more" if len(moved) > 1 else ""
+        return "permutation", f"{where} slice {moved[0]} is taken from {pattern.order[moved[0]]}{more}", parameters
+    label = "permutation" if _is_weight(evidence) else _label_of_blocks(evidence, one, one.count)
+    return label, f"{where} {len(moved)} slices are permuted", parameters
 
 
-def _every_axis(evidence: Evidence) -> Iterator[Slices]:
-    if evidence.expected.shape != evidence.found.shape:
-        return
-    for axis in reversed(range(evidence.expected.ndim)):
-        one = slices(evidence, axis)
-        if one is not None:
-            yield one
+def _halves(where: str, pattern: Pattern) -> str:
+    groups, size = pattern.numbers
+    inside = f"of every block of {size} " if groups > 1 else ""
+    how = {"interleaved": "interleaved", "deinterleaved": "taken from even and odd places", "halves": "exchanged"}
+    return f"{where} the halves {inside}are {how[pattern.kind]}"
 
 
-def _divisors(count: int) -> list[int]:
-    """The divisors above 1, largest first."""
-    small = [number for number in range(1, int(count**0.5) + 1) if count % number == 0]
-    return sorted({*small, *(count // number for number in small)} - {1}, reverse=True)
+def _told_of_halves(evidence: Evidence, one: Slices, pattern: Pattern) -> str:
+    if pattern.kind == "halves":
+        return "swapped-halves"
+    is_of_heads = _is_weight(evidence) and one.axis == 0 and pattern.numbers[0] > 1
+    return "rope-interleave" if is_of_heads else "interleave"
 
 
-def _told(evidence: Evidence, one: Slices, order: Order) -> tuple[str, str, int, dict[str, object]]:
-    """The label, the sentence, the fitted numbers and the mapping of an order."""
-    count = one.count
-    moved = np.flatnonzero(order != np.arange(count))
-    if len(np.unique(order)) < count:
-        said = f"slice {moved[0]} is taken from {order[moved[0]]}" + (", and more" if len(moved) > 1 else "")
-        return "permutation", said, len(moved), {"mapping": _pairs(order, moved)}
-    shift = int((order[0] + count // 2) % count - count // 2)
-    rotated = bool((order == np.roll(np.arange(count), -shift)).all())
-    if rotated and -shift in SHIFTS:
-        return "index-shift", f"everything is rotated by {-shift:+d}", 1, {"shift": -shift, "fill": "wrapped round"}
-    block = _block(order)
-    blocks = order[::block] // block
-    label = _label_of_blocks(evidence, one, len(blocks))
-    if len(blocks) <= BLOCKS and block > 1:
-        said = f"{len(blocks)} blocks of {block} are in the order {', '.join(map(str, blocks))}"
-        return label, said, 1, {"block": block, "blocks": blocks.tolist()}
-    if rotated:
-        return "permutation", f"everything is rotated by {-shift:+d}", 1, {"shift": -shift}
-    grid = _grid(order)
-    if grid is not None:
-        said = f"a grid of {grid[0]} x {grid[1]} is read by columns (tiled instead of repeated, or the reverse)"
-        return label, said, 0, {"grid": list(grid)}
-    what = f"blocks of {block}" if block > 1 else "slices"
-    apart = np.flatnonzero(blocks != np.arange(len(blocks)))
-    if len(apart) == 2:
-        return label, f"{what} {apart[0]} and {apart[1]} are exchanged", 2, {"block": block, "swap": apart.tolist()}
-    return label, f"{len(apart)} {what} are permuted", len(apart), {"block": block, "mapping": _pairs(blocks, apart)}
-
-
-def _pairs(order: Order, moved: Order) -> list[list[int]]:
-    return [[int(to), int(order[to])] for to in moved[:64]]
-
-
-def _block(order: Order) -> int:
-    """The size of the largest blocks that moved as a whole."""
-    count = len(order)
-    for block in _divisors(count)[1:]:
-        grid = order.reshape(-1, block)
-        if (grid[:, 0] % block == 0).all() and (np.diff(grid, axis=1) == 1).all():
-            return block
-    return 1
-
-
-def _grid(order: Order) -> tuple[int, int] | None:
-    """The sides of a grid whose rows were written and whose columns were read."""
-    for rows in _divisors(len(order))[1:]:
-        if (order.reshape(-1, rows) == np.arange(len(order)).reshape(rows, -1).T).all():
-            return rows, len(order) // rows
-    return None
+def _label_of_grid(evidence: Evidence, one: Slices, numbers: tuple[int, ...]) -> str:
+    if not _is_weight(evidence):
+        return _label_of_blocks(evidence, one, one.count // numbers[2])
+    if one.axis:
+        return "axis-order"
+    return "qkv-order" if 3 in numbers[:2] and numbers[2] > 1 else "head-permutation"
 
 
 def _label_of_blocks(evidence: Evidence, one: Slices, blocks: int) -> str:
-    """Whether the blocks are queries, keys and values, or heads."""
-    shape = evidence.expected.shape
-    heads = heads_of(evidence) if has_heads(evidence) else None
-    channels = one.axis == len(shape) - 1 or (evidence.site.phase == "weight" and one.axis == 0)
-    if blocks == 3 and channels and not evidence.op.startswith(RECURRENT):
+    """Whether the blocks are gates, queries, keys and values, or heads."""
+    shape, op = evidence.expected.shape, evidence.op.lower()
+    is_recurrent = any(name in op for name in RECURRENT) or evidence.site.port.startswith(GATES)
+    if _is_weight(evidence):
+        is_cell = blocks == 4 and len(shape) == 2 and shape[0] == 4 * shape[1]
+        if one.axis == 0 and (is_recurrent or is_cell):
+            return "gate-order"
+        return "qkv-order" if blocks == 3 and one.axis == 0 else "head-permutation"
+    if blocks == 3 and one.axis == len(shape) - 1 and not is_recurrent:
         x = evidence.inputs.get("in.0")
-        if role(evidence.site.name) == "qkv" or (x is not None and x.ndim and 3 * x.shape[-1] == one.count):
+        if x is not None and x.ndim and 3 * x.shape[-1] == one.count:
             return "qkv-order"
-    if heads is not None and ((channels and blocks == heads) or (len(shape) == 4 and one.count == heads)):
-        return "head-permutation"
-    return "permutation"
+    heads = heads_of(evidence)
+    is_merged = one.axis == len(shape) - 1 and blocks == heads
+    return "head-permutation" if heads and (is_merged or (len(shape) == 4 and one.count == heads)) else "permutation"
+
+
+def _is_weight(evidence: Evidence) -> bool:
+    return evidence.site.phase == "weight"
+
+
+def _repeats(one: Slices, outer: int, inner: int) -> bool:
+    """Whether what was expected repeats each of its parts so many times."""
+    parts = one.expected.reshape(outer, inner, -1)
+    return float(np.linalg.norm(parts - parts[:, :1])) <= one.slack
 
 
 def _unlike(one: Slices) -> bool:
@@ -205,4 +168,91 @@ def _fill(evidence: Evidence, wrapped: Array, edge: Array) -> str:
     return "wrapped round" if error <= 2 * limit(evidence) * float(np.linalg.norm(wrapped)) else "filled otherwise"
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (patterned, index_shift, permuted, reordered)
+def is_convolution(evidence: Evidence) -> bool:
+    """Whether a drift is in the kernel of a convolution."""
+    dimensions = evidence.expected.ndim
+    named = "conv" in evidence.op.lower() or (not evidence.op and dimensions >= 4)
+    return evidence.site.phase == "weight" and dimensions >= 3 and named
+
+
+Shape = tuple[int, ...]
+
+
+def source(split: Shape, axes: Shape, at: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where in the tensor the elements lie that the other order of axes brings to these places."""
+    there = np.unravel_index(at, tuple(split[axis] for axis in axes))
+    here = [there[axes.index(axis)] for axis in range(len(split))]
+    return np.asarray(np.ravel_multi_index(here, split))
+
+
+TRIED = 2048  # elements by which an order of axes is tried
+MOST_AXES = 5
+SPLITS = 24  # ways of splitting an axis that are tried where the number of heads is not known
+
+
+def axis_order(evidence: Evidence) -> Iterator[Finding]:
+    """found holds expected's numbers with the axes in another order, read as the same shape."""
+    shape = evidence.expected.shape
+    if evidence.expected.size < 4 or not len(shape) <= MOST_AXES:
+        return
+    at = positions(evidence.expected.size, TRIED)
+    found = sampled(evidence.found, at)
+    flat = evidence.expected.reshape(-1)
+    enough = 2 * limit(evidence) * float(np.linalg.norm(found))
+    if not np.isfinite(found).all() or enough == 0.0:
+        return
+    for split in _splits(evidence):
+        for axes in permutations(range(len(split))):
+            taken = source(split, axes, at)
+            if (taken == at).all() or np.linalg.norm(np.asarray(flat[taken], np.float64) - found) > enough:
+                continue
+            predicted = evidence.expected.reshape(split).transpose(axes).reshape(shape)
+            label, sentence = _axes_told(evidence, split, axes)
+            yield Finding(label, sentence, predicted, 0, {"shape": list(split), "axes": list(axes)})
+
+
+def _splits(evidence: Evidence) -> Iterator[Shape]:
+    """The tensor's own shape, those of what it was made from, and its last axis split into heads and features."""
+    shape, size = evidence.expected.shape, evidence.expected.size
+    seen = {shape}
+    yield shape
+    if evidence.site.phase == "weight":
+        yield from set(permutations(shape)) - seen
+        return
+    for array in evidence.inputs.values():
+        if array.size == size and array.ndim <= MOST_AXES and array.shape not in seen:
+            seen.add(array.shape)
+            yield array.shape
+    if not 2 <= len(shape) <= 3:
+        return
+    last, heads = shape[-1], heads_of(evidence)
+    numbers = [number for number in range(3, last // 3 + 1) if last % number == 0][:SPLITS]
+    for number in [heads] if heads else numbers:
+        if last % number == 0:
+            yield (*shape[:-1], number, last // number)
+
+
+def _axes_told(evidence: Evidence, split: Shape, axes: Shape) -> tuple[str, str]:
+    shape = evidence.expected.shape
+    moved = [axis for axis, other in enumerate(axes) if axis != other]
+    is_same = tuple(split[axis] for axis in axes) == shape
+    if is_convolution(evidence):
+        if is_same and axes[:2] == (0, 1):
+            return "conv-flip", "the kernel's spatial axes are exchanged"
+        return "conv-layout", f"the kernel's axes are stored in the order {axes}"
+    if evidence.site.phase == "weight" and moved == [len(shape) - 2, len(shape) - 1]:
+        how = "transposed" if is_same and split == shape else "read as if it were transposed"
+        return "transpose", f"{'the' if len(shape) == 2 else 'each'} matrix is {how}"
+    if len(split) > len(shape) and split[:-2] == shape[:-1]:
+        said = f"the last axis, split into {split[-2]} x {split[-1]}, is merged with its axes in the order {axes}"
+        if split[-2] == heads_of(evidence):
+            return "head-permutation", f"heads and features are confused: {said}"
+        return "axis-order", said
+    if split == shape and moved == [len(shape) - 2, len(shape) - 1] and shape[-1] == shape[-2]:
+        return "transpose", "the last two axes are exchanged"
+    if split == shape and tuple(shape[axis] for axis in axes) == shape:
+        return "axis-order", f"the axes are in the order {axes}"
+    return "axis-order", f"the numbers of shape {split} are read with the axes in the order {axes}"
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (axis_order, slices_moved, index_shift, reordered)

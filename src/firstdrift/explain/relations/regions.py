@@ -30,9 +30,8 @@ Floats = NDArray[np.float64]
 def heads_of(evidence: Evidence) -> int | None:
     """The number of attention heads that the reference recorded."""
     numbers = (evidence.attrs.get(key) for key in HEADS)
-    return next(
-        (number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and number > 1), None
-    )
+    whole = (number for number in numbers if isinstance(number, int) and not isinstance(number, bool))
+    return next((number for number in whole if number > 1), None)
 
 
 def shape_of_difference(evidence: Evidence, predicted: Array) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,12 @@ SAMPLED_PHASES = frozenset({"input", "fwd", "agrad"})  # whose first axis holds 
 Floats = NDArray[np.float64]
 
 
-class _Part:
+class _Part(Surroundings):
     """Surroundings of which only some samples are seen, of the tensors that have as many as the drift's."""
 
     def __init__(self, around: Surroundings, count: int, kept: slice) -> None:
         self._around, self._count, self._kept = around, count, kept
-        self.facts: Mapping[str, Any] = around.facts
+        self.facts = around.facts
 
     def sites(self, phase: str) -> Sequence[Site]:
         return self._around.sites(phase)
@@ -38,9 +37,9 @@ class _Part:
 
     def recorded(self, site: Site) -> tuple[Array, Array] | None:
         both = self._around.recorded(site)
-        return (
-            None if both is None else (_cut(both[0], self._count, self._kept), _cut(both[1], self._count, self._kept))
-        )
+        if both is None:
+            return None
+        return _cut(both[0], self._count, self._kept), _cut(both[1], self._count, self._kept)
 
     def op(self, site: Site) -> str:
         return self._around.op(site)

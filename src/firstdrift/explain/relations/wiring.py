@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from ...core.sites import Site
 from ...core.traces import Array
-from ..evidence import Evidence, Surroundings
-from ..one_program.agreement import Floats, floats, limit
+from ..evidence import Evidence
+from ..one_program.agreement import agree, limit
 from .hypotheses import Finding, Hypothesis
 from .screening import positions, sampled
 
 COMPARED_PHASES = frozenset({"fwd", "agrad"})
 TRIED = 1024  # elements by which another tensor is tried
-MOST_VISITED = 20_000
 NAMED_ELSEWHERE = 2  # numbers that a finding is charged where the glue's own formula may say more
 
 
@@ -28,7 +27,7 @@ def skipped_op(evidence: Evidence) -> Iterator[Finding]:
         if value.size != evidence.found.size or not _told_apart(evidence, value):
             continue
         same = value.reshape(evidence.found.shape)
-        if agrees(evidence, same, evidence.found) and not agrees(evidence, same, evidence.expected):
+        if agree(evidence, same, evidence.found) and not agree(evidence, same, evidence.expected):
             what = evidence.op or "the operation"
             yield Finding(
                 "skipped-op", f"found is {key} unchanged: {what} is not applied", same,
@@ -54,10 +53,6 @@ def stale_buffer(evidence: Evidence) -> Iterator[Finding]:
             said = f"found is the output of {_when(earlier)}, which came before"
         elif _role(earlier) == _role(site):
             said = f"found is the tensor of {earlier}, which came before"
-        elif (right := _before_it(evidence, earlier, before)) is not None:
-            said = f"{_place(earlier)} is read, which was computed from {_place(right)}, where that one belongs"
-            yield Finding("residual-source", said, value, 1, {"site": list(earlier), "reference_site": list(right)})
-            return
         else:  # an old buffer, a branch not taken or operations not applied: all look like this
             said = f"found is the tensor of {earlier}, which does not belong here"
             yield Finding("unknown", said, value, NAMED_ELSEWHERE, {"site": list(earlier)})
@@ -77,10 +72,10 @@ def exchanged(evidence: Evidence) -> Iterator[Finding]:
         if other == site or other.port != site.port or (other.step, other.call, other.sample) != now:
             continue
         candidate = evidence.around.reference(other)
-        if candidate is None or not _alike(evidence, candidate, evidence.found):
+        if candidate is None or not agree(evidence, candidate, evidence.found):
             continue
         back = evidence.around.candidate(other)
-        if back is not None and back.shape == evidence.found.shape and agrees(evidence, back, evidence.expected):
+        if back is not None and agree(evidence, back, evidence.expected):
             said = f"found is the reference's {other.name}, and the candidate's {other.name} is what was expected here"
             yield Finding("swapped-operands", said, candidate, 0, {"site": list(other)})
 
@@ -94,10 +89,10 @@ def call_count(evidence: Evidence) -> Iterator[Finding]:
     if not _told_apart(evidence, evidence.found) or not _told_apart(evidence, evidence.expected):
         return
     candidate, reference = evidence.around.reference(following), evidence.around.candidate(following)
-    if candidate is not None and _alike(evidence, candidate, evidence.found):
+    if candidate is not None and agree(evidence, candidate, evidence.found):
         said = f"call {site.call} is the reference's call {following.call}: a call is missing before it"
         yield Finding("call-count", said, candidate, 0, {"call": site.call, "reference_call": following.call})
-    if reference is not None and _alike(evidence, reference, evidence.expected):
+    if reference is not None and agree(evidence, reference, evidence.expected):
         said = f"what was expected of call {site.call} comes in call {following.call}: there is one call more"
         yield Finding("call-count", said, None, 0, {"call": following.call, "reference_call": site.call}, 0.0)
 
@@ -108,7 +103,7 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
         return
     for site in _first_calls(evidence, "reference_only"):
         value = evidence.around.reference(site)
-        if value is not None and _alike(evidence, value, evidence.found):
+        if value is not None and agree(evidence, value, evidence.found):
             if site.call:
                 said = f"{site.name} is not called a {_ordinal(site.call)} time"
                 yield Finding("call-count", said, value, 0, {"calls": site.call, "module": site.name})
@@ -117,7 +112,7 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
             return
     for site in _first_calls(evidence, "candidate_only"):
         value = evidence.around.candidate(site)
-        if site.call and value is not None and _alike(evidence, value, evidence.expected):
+        if site.call and value is not None and agree(evidence, value, evidence.expected):
             said = f"{site.name} is called a {_ordinal(site.call)} time"
             yield Finding("call-count", said, None, 0, {"reference_calls": site.call, "module": site.name}, 0.0)
             return
@@ -125,13 +120,12 @@ def not_run(evidence: Evidence) -> Iterator[Finding]:
 
 def _first_calls(evidence: Evidence, which: str) -> list[Site]:
     """The inputs of the first call of every module that one side does not make, outer modules first."""
-    here = [
-        one
-        for one in evidence.around.facts.get(which, ())
-        if (one.step, one.phase) == (evidence.site.step, "fwd") and one.port.startswith("in.")
-    ]
-    first = {name: min(one.call for one in here if one.name == name) for name in dict.fromkeys(s.name for s in here)}
-    return sorted((one for one in here if one.call == first[one.name]), key=lambda one: one.name.count("."))
+    now = evidence.site.step, "fwd"
+    alone = [site for site in evidence.around.facts.get(which, ()) if (site.step, site.phase) == now]
+    first: dict[str, Site] = {}
+    for site in sorted((site for site in alone if site.port.startswith("in.")), key=lambda site: site.call):
+        first.setdefault(site.name, site)
+    return sorted(first.values(), key=lambda site: site.name.count("."))
 
 
 def _ordinal(call: int) -> str:
@@ -140,24 +134,9 @@ def _ordinal(call: int) -> str:
     return f"{number}{ending}"
 
 
-def agrees(evidence: Evidence, a: Array, b: Array) -> bool:
-    """Whether noise explains the difference of two tensors; a few elements are looked at first."""
-    at = positions(a.size, TRIED)
-    return _near(evidence, sampled(a, at), sampled(b, at), 2.0) and _near(evidence, floats(a), floats(b), 1.0)
-
-
-def _near(evidence: Evidence, a: Floats, b: Floats, slack: float) -> bool:
-    size = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-    return bool(float(np.linalg.norm(a - b)) <= slack * limit(evidence) * size)
-
-
-def _alike(evidence: Evidence, a: Array, b: Array) -> bool:
-    return a.shape == b.shape and agrees(evidence, a, b)
-
-
 def _equal_tensor(evidence: Evidence, site: Site) -> Array | None:
     for value in (evidence.around.candidate(site), evidence.around.reference(site)):
-        if value is not None and _alike(evidence, value, evidence.found):
+        if value is not None and agree(evidence, value, evidence.found):
             return value
     return None
 
@@ -176,38 +155,7 @@ def _handed_on(evidence: Evidence, site: Site) -> bool:
     reference, candidate = evidence.around.reference(site), evidence.around.candidate(site)
     if reference is None or candidate is None:
         return False
-    return _alike(evidence, reference, evidence.expected) and _alike(evidence, candidate, evidence.found)
-
-
-def _before_it(evidence: Evidence, taken: Site, before: Sequence[Site]) -> Site | None:
-    """The tensor that belongs here, where it is one that the tensor taken instead was computed from.
-
-    What was taken from before it may as well be what an operation was not applied to.
-    """
-    if evidence.site.phase != "fwd" or not _told_apart(evidence, evidence.expected):
-        return None
-    older = _ancestors(evidence.around, taken) - {taken}
-    for site in before:
-        value = evidence.around.reference(site) if site in older else None
-        if value is not None and _alike(evidence, value, evidence.expected):
-            return site
-    return None
-
-
-def _ancestors(around: Surroundings, site: Site) -> set[Site]:
-    """A site and all that it was computed from."""
-    waiting, seen = [site], {site}
-    while waiting and len(seen) < MOST_VISITED:
-        for other in around.producers(waiting.pop()):
-            if other.phase in ("fwd", "input") and other not in seen:
-                seen.add(other)
-                waiting.append(other)
-    return seen
-
-
-def _place(site: Site) -> str:
-    port = "" if site.port == "out" else f" ({site.port})"
-    return f"{site.name or 'the model'}{port}" + (f" of call {site.call}" if site.call else "")
+    return agree(evidence, reference, evidence.expected) and agree(evidence, candidate, evidence.found)
 
 
 def _role(site: Site) -> tuple[str, str]:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...program.calls import Call, Ref
-from ...program.edits import Fragment, local, made_by
+import numpy as np
+
+from ...program.calls import Call, Ref, reads
+from ...program.edits import Edit, Fragment, local, made_by
 from ...program.reruns import Rerun
 from ..one_program.around import MOVES, base
-from ..one_program.narrowing import Lined
+from .lined import Lined
 
 MOST_WRITTEN = 48  # calls of the candidate's that are written in the place of one
 SETTLED, SAME_NUMBERS, SAME_FUNCTION, A_MOVE = 1.0, 0.5, 0.5, 0.2  # what calls have in common, for being counterparts
@@ -69,18 +71,11 @@ class Aligned:
         """Where each of the reference's nodes comes."""
         return {number: at for at, number in enumerate(self.reference.order)}
 
-    @cached_property
-    def apart(self) -> frozenset[int]:
-        """The reference's calls that the candidate does not make alike."""
-        like = set(self.counterparts.values()) - {graft.reference for graft in self.grafts}
-        return frozenset(_apart(self.reference, self.lined.equal)) - like
-
     def _graft(self, reference: int, candidate: int) -> Graft | None:
         another = base(self.reference.calls[reference]) != base(self.candidate.calls[candidate])
-        twin = (
-            self.lined.twins.get(self.candidate.target) if reference == self.reference.target.node and another else None
-        )
-        if twin is not None:  # what is asked about is a value that the reference has elsewhere
+        twin = self.lined.twins.get(self.candidate.target)
+        if twin is not None and another and reference == self.reference.target.node:
+            # what is asked about is a value that the reference has elsewhere
             return Graft(reference, candidate, Fragment((), (twin,)), ())
         writing = _Writing(self, reference)
         if not writing.call(candidate):
@@ -163,12 +158,9 @@ class _Writing:
         return local(self.kept, at)
 
     def _is_there(self, ref: Ref) -> bool:
-        reference = self.aligned.reference
-        return (
-            ref in reference.given
-            or ref.node not in reference.calls
-            or self.aligned.place[ref.node] < self.aligned.place[self.reference]
-        )
+        reference, place = self.aligned.reference, self.aligned.place
+        is_made = ref not in reference.given and ref.node in reference.calls
+        return not is_made or place[ref.node] < place[self.reference]
 
     def _made(self, ref: Ref) -> Ref:
         candidate = self.aligned.candidate
@@ -200,10 +192,8 @@ def _apart(rerun: Rerun, same: frozenset[Ref]) -> list[int]:
 
 def _in_one_order(lined: Lined, reference: Sequence[int], candidate: Sequence[int]) -> dict[int, int]:
     """The counterparts that have most in common and come in one order, by the candidate's call."""
-    mine, others = (
-        [_Facts.of(lined.reference, number) for number in reference],
-        [_Facts.of(lined.candidate, number) for number in candidate],
-    )
+    others = [_Facts.of(lined.candidate, number) for number in candidate]
+    mine = (_Facts.of(lined.reference, number) for number in reference)
     likeness = [[facts.likeness(other) for other in others] for facts in mine]
     best = [[0.0] * (len(candidate) + 1) for _ in range(len(reference) + 1)]
     for i in range(len(reference) - 1, -1, -1):
@@ -250,3 +240,45 @@ def _numbers(item: Any) -> Any:
     if isinstance(item, Ref):
         return "tensor"
     return [_numbers(one) for one in item] if isinstance(item, tuple | list) else item
+
+
+def edit_of(grafts: Sequence[Graft]) -> Edit:
+    """The change that some grafts are together."""
+    return {graft.reference: graft.fragment for graft in grafts}
+
+
+def lost(rerun: Rerun, edit: Edit) -> list[int]:
+    """The reference's calls that nothing needs any more with some calls changed; not those that only move numbers."""
+    before, now = _needed(rerun, {}), _needed(rerun, edit)
+    return [number for number in rerun.calls if number in before - now and base(rerun.calls[number]) not in MOVES]
+
+
+def is_idle(rerun: Rerun, number: int) -> bool:
+    """Whether a call only moves numbers, or gives what it is given: a factor of one."""
+    call = rerun.calls[number]
+    if base(call) in MOVES:
+        return True
+    first = next(iter(reads(call)), None)
+    if first is None or rerun.shape(first) != rerun.shape(Ref(number)) or rerun.kind(first) != rerun.kind(Ref(number)):
+        return False
+    return len(reads(call)) == 1 and np.array_equal(rerun.array(first), rerun.array(Ref(number)), equal_nan=True)
+
+
+def _needed(rerun: Rerun, edit: Edit) -> set[int]:
+    left, seen = [rerun.target.node], set[int]()
+    while left:
+        number = left.pop()
+        if number in seen or number not in rerun.calls:
+            continue
+        seen.add(number)
+        left += [ref.node for ref in _read(rerun, number, edit) if ref not in rerun.given]
+    return seen
+
+
+def _read(rerun: Rerun, number: int, edit: Edit) -> list[Ref]:
+    fragment = edit.get(number)
+    if fragment is None:
+        return reads(rerun.calls[number])
+    found = [ref for call in fragment.calls for ref in reads(call)]
+    found += [ref for ref in fragment.results if ref.node != number]
+    return [ref for ref in found if ref.node >= 0]

@@ -18,26 +18,22 @@ import numpy as np
 from ...core.traces import Array
 from ...program.calls import Call, Ref
 from ...program.reruns import Rerun
-from ..asked import Answer, Asked
 from ..changes.constants import constants
-from ..naming import ACTIVATIONS, CHANGED
 from ..one_program.around import Around
-from ..one_program.narrowing import Lined, frontier, lined_up, shapes_of
 from ..one_program.refuting import Elsewhere
 from ..one_program.search import arounds_of, changes_that_fit
-from ..one_program.trying import OneSided, Question, Trial, Tried, apart
+from ..one_program.trying import Answer, Asked, OneSided, Question, Trial, Tried, apart
 from ..step_names import SETTINGS, named, settings_of
 from ..telling import told_of
+from .lined import Lined, lined_up, shapes_of
 
 WORK = 40_000.0  # calls that are made again, in all (program/reruns.py counts large ones several times)
 HARDLY = 0.05  # of the drift: what the candidate's own calls may be off what it recorded
 MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocals
 UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
-CALLS = ("number ", "without ", "skipped", "order")  # kinds of changes of what a call does
-BETTER = (
-    (ACTIVATIONS, dict.fromkeys(("op-order", "scale", "offset", "skipped-op", CHANGED), "activation-variant")),
-    (frozenset({"convolution"}), dict.fromkeys(("axis-order", "transpose", "interleave"), "conv-layout")),
-)
+CALLS = (  # kinds of changes of what a call does
+    "number ", "without ", "skipped", "order", "first", "second", "everywhere", "nowhere",
+)  # fmt: skip
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
 Brought = Callable[[Array], Array]
@@ -155,8 +151,7 @@ def of_candidate(sides: Sides) -> Answer | None:
         trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.refutes)
         found = changes_that_fit(trial, arounds_of(level.candidate))
         if found:
-            kind = _kind(level)
-            told = told_of([_weighed(_undone(tried, kind), level.reference) for tried in found])
+            told = told_of([_weighed(_undone(tried), level.reference) for tried in found])
             return replace(told, predicted=asked.found, both=True)
         work -= level.candidate.spent - start
     return None
@@ -207,19 +202,11 @@ def _facts(rerun: Rerun, number: int) -> object:
     return call.op, plain, dict(call.kwargs) == {} or str(call.kwargs), place and (place.function, place.file)
 
 
-def _kind(level: Level) -> Mapping[str, str]:
-    """What changes of a formula are called that stands for one call of the reference's, by names that say less."""
-    ops = {around.op for around in frontier(level.lined)}
-    return next((better for known, better in BETTER if ops and ops <= known), {})
-
-
-def _undone(tried: Tried, kind: Mapping[str, str]) -> Tried:
-    """A change that puts the candidate right, as what the candidate does otherwise; `kind` are better names for those
-    that say little."""
+def _undone(tried: Tried) -> Tried:
+    """A change that puts the candidate right, as what the candidate does otherwise."""
     before, change = tried.change, named(tried.change, tried.rerun)
     said = change.undone or f"the reference's numbers come out where {change.said}"
     label = change.undone_label if change.label == before.label and change.undone_label else change.label
-    label = kind.get(label, label)
     parameters = _exchanged(change.parameters)
     return replace(tried, change=replace(change, said=said, label=label, parameters=parameters,
                                          bits=change.bits + ELSEWHERE))  # fmt: skip

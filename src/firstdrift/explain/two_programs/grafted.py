@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ...program.calls import Ref, reads
 from ...program.edits import Edit, local
 from ...program.reruns import Rerun
-from ..changes.constants import SHAPES
+from ..changes.constants import SHAPES, settings_apart
 from ..naming import (
     CHANGED,
     additional_label,
@@ -23,10 +24,8 @@ from ..naming import (
     table_of_angles,
 )
 from ..one_program.around import MOVES, Around, Change, base
-from ..one_program.needing import edit_of, is_idle, lost
 from ..one_program.values import call_told, origin, told
-from .aligned import Aligned, Graft
-from .differing import settings_apart
+from .aligned import Aligned, Graft, edit_of, is_idle, lost
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side
@@ -42,9 +41,8 @@ def described(aligned: Aligned, grafts: Sequence[Graft]) -> Change | None:
         label = table_of_angles(Around(aligned.reference, grafts[0].reference), "rope-partial")
         said = f"{candidate} frequencies instead of {reference}"
         parameters = {"frequencies": candidate, "reference_frequencies": reference}
-        return Change(
-            "frequencies", label, said, edit, A_WIDTH, 0, parameters, grafts[0].reference, grafts[0].candidate
-        )
+        at, there = grafts[0].reference, grafts[0].candidate
+        return Change("frequencies", label, said, edit, A_WIDTH, 0, parameters, at, there)
     without = lost(aligned.reference, edit)
     whole = _described(aligned, grafts, without)
     if whole is not None and whole.label == "op-order":  # what one of them leaves out is what another makes
@@ -115,22 +113,18 @@ def _extra(aligned: Aligned, graft: Graft) -> list[int]:
 def _is_another(aligned: Aligned, graft: Graft) -> bool:
     """Whether a call of the reference is of another operation than what stands in its place."""
     op = base(aligned.reference.calls[graft.reference])
-    return (
-        op not in MOVES
-        and not graft.keeps
-        and not (graft.written and op == base(aligned.candidate.calls[graft.written[-1]]))
-    )
+    is_same = bool(graft.written) and op == base(aligned.candidate.calls[graft.written[-1]])
+    return op not in MOVES and not graft.keeps and not is_same
 
 
 def _call_apart(aligned: Aligned, graft: Graft) -> Change:
     """One call that both make, given another number or another tensor."""
     around, candidate = Around(aligned.reference, graft.reference), Around(aligned.candidate, graft.candidate)
-    edit, at = {graft.reference: graft.fragment}, (graft.reference, graft.candidate)
-    if around.op == candidate.op:
-        for change in settings_apart(around, candidate):
-            return Change(change.kind, change.label, change.said, edit, change.bits, 0, change.parameters, *at)
-    label, said = _read_otherwise(aligned, graft)
-    return Change(f"read by {around.written}", label, said, edit, A_TENSOR + len(graft.written), 0, {}, *at)
+    change = next(settings_apart(around, candidate), None) if around.op == candidate.op else None
+    if change is None:
+        label, said = _read_otherwise(aligned, graft)
+        change = Change(f"read by {around.written}", label, said, {}, A_TENSOR + len(graft.written), parameters={})
+    return replace(change, edit=edit_of([graft]), free=0, undone="", at=graft.reference, candidate=graft.candidate)
 
 
 def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
@@ -148,10 +142,8 @@ def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
         mine, other = pairs[0][0], _their_own(aligned, graft, around.tensors.index(pairs[0][0]))
         label = "residual-source" if around.op in ("add", "sub") and not around.of_scores else CHANGED
         if other is not None:
-            return (
-                label,
-                f"{around.written} reads {told(aligned.candidate, other)} instead of {told(around.rerun, mine)}",
-            )
+            now, before = told(aligned.candidate, other), told(around.rerun, mine)
+            return label, f"{around.written} reads {now} instead of {before}"
     now, before = call_told(aligned.candidate, graft.candidate), call_told(aligned.reference, graft.reference)
     return CHANGED, f"{now} instead of {before}"
 
@@ -185,14 +177,13 @@ class _Apart:
         self.aligned, self.grafts = aligned, grafts
         self.count = len(made) + len(lost)  # whatever of them is told
         reference, candidate = aligned.reference, aligned.candidate
-        common = self._read_instead() | (_outside(reference, lost) & self._as_reference(_outside(candidate, made)))
+        pairs = [pair for graft in grafts for pair in _tensors_apart(Around(reference, graft.reference), graft)]
+        self.instead = {new for _, new in pairs if new.node >= 0}  # the reference's values that are read instead
+        common = self.instead | (_outside(reference, lost) & self._as_reference(_outside(candidate, made)))
         if not made:
             self.made, self.lost = list[int](), _one_term(reference, _stem(reference, lost, common), common)
         else:
-            begun = common or {
-                pair[0] for graft in grafts for pair in _tensors_apart(Around(reference, graft.reference), graft)
-            }
-            there = self._as_candidate(begun)
+            there = self._as_candidate(common or {old for old, _ in pairs})
             self.made = _stem(candidate, made, there) or _outermost(candidate, made)
             self.lost = _stem(reference, lost, common) or _outermost(reference, lost)
             if not self.is_reordered:
@@ -208,14 +199,6 @@ class _Apart:
     def leaves_out(self) -> bool:
         """Whether what is read instead is what the calls that are not made began with."""
         return bool(self.lost)
-
-    def _read_instead(self) -> set[Ref]:
-        pairs = [
-            pair
-            for graft in self.grafts
-            for pair in _tensors_apart(Around(self.aligned.reference, graft.reference), graft)
-        ]
-        return {new for _, new in pairs if new.node >= 0}
 
     def _as_reference(self, refs: Iterable[Ref]) -> set[Ref]:
         return {own for ref in refs if (own := self.aligned.counterpart(ref)) is not None}
@@ -241,17 +224,14 @@ class _Apart:
 
     def _numbers_apart(self) -> list[Change]:
         """Other numbers of calls that both make."""
-        calls = self.aligned.reference.calls, self.aligned.candidate.calls
-        alike = [
-            graft
-            for graft in self.grafts
-            if base(calls[0][graft.reference]) == base(calls[1][graft.candidate]) not in SHAPES
-        ]
-        both = (
-            (Around(self.aligned.reference, graft.reference), Around(self.aligned.candidate, graft.candidate))
-            for graft in alike
-        )
-        return [change for reference, candidate in both for change in settings_apart(reference, candidate)]
+        found: list[Change] = []
+        for graft in self.grafts:
+            mine, other = (
+                Around(self.aligned.reference, graft.reference),
+                Around(self.aligned.candidate, graft.candidate),
+            )
+            found += settings_apart(mine, other) if mine.op == other.op and mine.op not in SHAPES else ()
+        return found
 
     def _named(self, made: Sequence[int], lost: Sequence[int]) -> tuple[str, str]:
         reference, candidate = self.aligned.reference, self.aligned.candidate
@@ -274,7 +254,7 @@ class _Apart:
 
     def _left_out(self) -> str:
         """What it is called if the reference's calls are not made."""
-        reference, kept = self.aligned.reference, self._read_instead()
+        reference, kept = self.aligned.reference, self.instead
         for number in reversed(self.lost):
             around = Around(reference, number)
             on_the_way = {Ref(one) for one in self.lost} | kept

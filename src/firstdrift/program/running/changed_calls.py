@@ -80,7 +80,9 @@ def like(tensor: torch.Tensor, other: torch.Tensor, at: int) -> torch.Tensor:
         if at and any(one not in (1, size) for one, size in zip(tensor.shape, other.shape, strict=True)):
             return other
         tensor = _expanded(tensor, other.shape)
-    return tensor if tensor.dtype == other.dtype else tensor.to(other.dtype)
+    moved = tensor.to(other.dtype)
+    is_cut = tensor.is_floating_point() and not other.is_floating_point()  # fractions instead of whole numbers stay
+    return tensor if is_cut and not torch.equal(moved.to(tensor.dtype), tensor) else moved
 
 
 def _expanded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
