@@ -24,12 +24,11 @@ from ..judge.case import Case, Chains, fold
 from ..judge.graph import Graph
 from ..judge.judging import BY_BYTES, case_of, judge, results_of
 from ..judge.jump import by_jump
-from ..judge.measure.measuring import load_recorded, measure_pairs
+from ..judge.measure.measuring import measure_pairs
 from ..judge.measure.pair_rows import PairRow, row_of_pair
 from ..judge.measure.result import Cause, PairResult, Result, Why
 from ..judge.measure.storage import as_stored
-from ..judge.measure.updates import NOISIER
-from ..judge.passes.comparable import refuse_nan
+from ..judge.passes.by_bytes import refuse_nan
 from ..judge.passes.weakest import proves
 from ..judge.replay.programs import is_torch_here
 from ..judge.truth import ask
@@ -269,21 +268,22 @@ def _usual_limit(result: PairResult, case: Case) -> float:
     if item is None or item.measurement is None:
         return result.limit or 0.0
     if item.update is not None:
-        return max(item.update.open, NOISIER * item.update.noise)
+        return item.update.limit
     return case.limits.local(item, case.limits.producers(result.site))
 
 
 def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
     from ..explain.gathering import with_replay
+    from ..judge.replay.introducing import found_at
     from ..program.interpreter import NotReplayableError
 
     site = pair.reference.site
     with replays.running():
         try:
-            whole, found = replays.expected(site, own_weights=False), load_recorded(pair, *replays.traces)[1]
+            whole, found = replays.expected(site, own_weights=False), found_at(pair, replays)
             expected = None if whole is None else apply_all(whole, pair.reference_steps)
-            if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
+            if expected is None or found is None or expected.shape != found.shape or np.array_equal(expected, found):
                 return None
             before = replays.counterparts.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
             cut = [step for step in pair.reference_steps if step.kind == "slice"]

@@ -15,6 +15,7 @@ from ..judge.graph import Graph
 from ..judge.measure.measuring import Measured
 from ..judge.measure.result import (
     CLEAN,
+    DRIFTS,
     Cause,
     Coverage,
     Effect,
@@ -126,7 +127,7 @@ def _result(
     may_miss: Callable[[Site], bool], captures: Sequence[str], explain: Explain | None,
     settings: tuple[SettingResult, ...],
 ) -> Result:  # fmt: skip
-    drifts = [result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)]
+    drifts = [result for result in judged if result.verdict in DRIFTS]
     compared = [result for result in judged if result.measurement is not None and result.measurement.compared]
     missing = [item for item in alignment.reference_only if not may_miss(item.site)]
     problems = [
@@ -160,7 +161,7 @@ def _result(
 def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
     """The verdict of the run: the gravest of its pairs."""
     found = {result.verdict for result in judged}
-    if found & {Verdict.DRIFT, Verdict.PRECISION}:
+    if found & DRIFTS:
         return Verdict.DRIFT
     if not compared or Verdict.NOT_COMPARABLE in found:
         return Verdict.NOT_COMPARABLE

@@ -25,8 +25,6 @@ class Graph:
         self._has_optimizer = reference.header.get("optimizer") is not None
         self._outputs = _ordered(pair.site for pair in pairs if pair.site.phase == "fwd")
         self._flow = _ordered(pair.site for pair in pairs if pair.site.phase == "agrad")
-        samples = {site.sample for chain in self._flow.values() for site in chain} - {None}
-        self.samples_missing = 0 < len(samples) < self.batch  # of a batch, in its activation gradients
         self._by_name: dict[tuple[int, str, str], list[Site]] = {}
         for site in self._pairs:
             self._by_name.setdefault((site.step, site.phase, site.name), []).append(site)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..core.arrays import real_parts
 from ..core.traces import Array
 from .apriori.ladder import is_short
-from .measure.scales import FEWEST, TWO_SIZES, matrix_of
+from .measure.scales import CLEAR, FEWEST, TWO_SIZES, matrix_of
 
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Array | None]
@@ -34,7 +34,6 @@ OWN = 5.0  # times its own draws', its error may be then
 FACTOR = 8.0  # times the draws', a factor on all of a tensor may be off
 CONSTANT = 2.0  # roundings that a factor may be off because constants were rounded: a step has several
 ROUNDED = 0.42  # of a unit roundoff: one rounding, in the root mean square
-CLEAR = 1.0  # roundings of every number: below that nothing is drawn, because no code is better
 ROUNDS = 3  # of fitting factors to rows and columns in turn
 TINY = 2.0**-102  # numbers of which float32 has fewer digits, or none
 NEXT_TO_NONE = 2.0**-60  # of the largest row: a row that nothing was put into

@@ -24,7 +24,7 @@ from ..errors import FirstdriftError, FormatError, storage
 from ..kernels import Measurement, measure
 from .apriori.ladder import likely_limit, local_limit
 from .measure.result import Verdict
-from .measure.scales import Part, least_part, parts_of, profile_of
+from .measure.scales import Part, least_part, parts_of
 
 SCHEMA = "apr-stage-diff-v1"
 DEFAULT_LIMIT = 10
@@ -299,9 +299,8 @@ def _worst_part(left: Values, right: Values) -> Part:
     unit = roundoff("f32")
     worst = Part("all", 0.0, unit)
     for start, a, b, _ in _chunks(left, right):
-        profile = profile_of(a, b, least=unit)
-        if profile is not None:
-            parts = parts_of(profile)
+        parts = parts_of(a, b, least=unit)
+        if parts is not None:
             found = least_part(parts, unit, likely_limit(unit, 1))
             at = start + parts.at[2] * parts.shape[1] + parts.at[3]
             where = f"value {at}" if found.error == parts.element else f"values {start} to {start + a.size - 1}"

@@ -23,11 +23,11 @@ from ..judge.case import Case, Chain
 from ..judge.graph import Graph
 from ..judge.judging import case_of, judge, results_of
 from ..judge.measure.measuring import measure_pairs
-from ..judge.measure.result import CLEAN, Finding, PairResult, Result, Verdict, Why
+from ..judge.measure.result import CLEAN, DRIFTS, Finding, PairResult, Result, Verdict, Why
 from ..judge.measure.storage import as_stored
 from ..judge.passes.weakest import proves
 from ..judge.replay.replays import Own
-from ..judge.truth import ask, by_truth
+from ..judge.truth import ask
 from ..kernels import measure
 from ..pair.align import align
 from ..program.written.read_program import read_program
@@ -41,7 +41,6 @@ from .sides import Side, record
 # What was proven of both sides as they run, with their weights as they store them, stands in float64, too.
 EXCEPTED = frozenset({Why.GAUGE, Why.SAME_FUNCTION, Why.FILL, Why.NEAR_TIE, Why.DECLARED_PRECISION})
 FAR = 1e3 * UNIT_ROUNDOFF["f32"]  # an error of float32 that its own rounding does not leave
-DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
 SHOWN = frozenset({  # drifts that a float64 run may add: what is given is the same there
     Why.INTRODUCED, Why.NON_FINITE, Why.OTHER_INTEGERS, Why.SHORTER_CALLS, Why.SHORTER_GRID, Why.BEYOND_LIMIT,
 })  # fmt: skip
@@ -212,9 +211,8 @@ def _with_suspects(as_run: Judged, reference: Side, folder: Path) -> Judged:
     truths = ask(far, case.reference, case.candidate, exact)
     chains = dict(as_run.chains)
     for site, truth in truths.items():
-        said = by_truth(truth)
-        if truth.reference_suspect and said.verdict in CLEAN:
-            chains[site] = (*chains[site], said)
+        if truth.reference_suspect and truth.finding.verdict in CLEAN:
+            chains[site] = (*chains[site], truth.finding)
     return replace(as_run, chains=chains)
 
 

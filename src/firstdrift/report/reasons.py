@@ -105,10 +105,6 @@ def _precision(facts: Facts) -> str:
     return f"its numbers are rounded to {facts['name']}, though declared {facts['declared']}"
 
 
-def _rung(facts: Facts) -> str:
-    return f"its error of {facts['error']:.1e} is that of {facts['rung']}, though declared {facts['declared']}"
-
-
 def _part(facts: Facts) -> str:
     return (
         f"error {facts['error']:.1e} in {facts['where']}, noise limit {facts['limit']:.1e}, too small beside the rest "
@@ -266,7 +262,6 @@ SAID: Mapping[Why, Callable[[Facts], str]] = {
     Why.SETTING: _setting,
     Why.UNSTABLE: _unstable,
     Why.SHORTER_GRID: _precision,
-    Why.SHORTER_RUNG: _rung,
     Why.SHORTER_CALLS: lambda facts: f"its own calls are made in {facts['dtype']}, and round by {facts['error']:.1e}",
     Why.FOLLOWS_INPUTS: _follows,
     Why.FOLLOWS_FORWARD: lambda facts: f"follows from the drift of {in_words(facts['from'])}",

@@ -18,7 +18,7 @@ from ...kernels import Measurement, measure, stats
 from ...pair.pairs import Pair, ReconcileError, apply_all
 from ...store.formats import WITHOUT_SHAPES
 from .result import Verdict, Why
-from .scales import Parts, parts_of, profile_of
+from .scales import Parts, parts_of
 from .updates import Update, update_of
 
 THREADS = min(4, os.cpu_count() or 1)
@@ -68,6 +68,11 @@ def measure_pairs(
         advance(pair.reference.nbytes + sum(record.nbytes for record in pair.candidate))
 
 
+def unit_of(pair: Pair) -> float:
+    """The coarser roundoff of what both sides store."""
+    return roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
+
+
 def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
     """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
     of_reference = apply_all(reference.array(pair.reference.site), pair.reference_steps)
@@ -104,14 +109,11 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         of_candidate = of_reference  # what is asked from here on of one side holds of both
     constant = _is_constant(of_reference) and (of_candidate is of_reference or _is_constant(of_candidate))
     whole = _kind(of_reference) == "integer"
-    parts = None if found.bit_equal or whole or update is not None else _parts(pair, of_reference, of_candidate)
+    parts = None
+    if not (found.bit_equal or whole or update is not None):
+        parts = parts_of(of_reference, of_candidate, least=unit_of(pair))
     zeros = parts is None or np.array_equal(of_reference == 0, of_candidate == 0)
     return Measured(pair, found, None, None, update, rounded, whole, constant, parts, zeros)
-
-
-def _parts(pair: Pair, reference: Array, candidate: Array) -> Parts | None:
-    profile = profile_of(reference, candidate, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
-    return None if profile is None else parts_of(profile)
 
 
 def _is_constant(array: Array) -> bool:
@@ -220,10 +222,9 @@ class _Befores:
         before = self._both(pair, ("weight",), reference.shape)
         if before is None:
             return reference, candidate, None
-        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
         same = _are_same(reference, candidate) and _are_same(*before)
         gradients = None if same else self._both(pair, ("grad_scaled", "grad"), reference.shape)
-        found = update_of(before, (reference, candidate), unit, gradients)
+        found = update_of(before, (reference, candidate), unit_of(pair), gradients)
         added = mapped_rows(_difference, reference, before[0])
         return added, added if same else mapped_rows(_difference, candidate, before[1]), found
 

@@ -34,7 +34,8 @@ class Verdict(StrEnum):
 
 
 CLEAN = frozenset({Verdict.SAME, Verdict.NOISE, Verdict.FLIP})
-DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
+DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
+DIRTY = DRIFTS | {Verdict.INHERITED}
 
 
 class Why(StrEnum):
@@ -79,7 +80,6 @@ class Why(StrEnum):
     SETTING = "setting"
     UNSTABLE = "unstable"
     SHORTER_GRID = "shorter-grid"
-    SHORTER_RUNG = "shorter-rung"
     SHORTER_CALLS = "shorter-calls"
     # inherited
     FOLLOWS_INPUTS = "follows-inputs"

@@ -43,9 +43,14 @@ class Update:
     element: float = 0.0
 
     @property
-    def is_apart(self) -> bool:
-        """Whether the two differ by more than rounding and gradients explain."""
-        return self.is_gross or abs(self.factor) > self.open or self.error > NOISIER * self.noise
+    def limit(self) -> float:
+        """The error that noise explains."""
+        return max(self.open, NOISIER * self.noise)
+
+    def is_apart(self, slack: float = 0.0) -> bool:
+        """Whether the two differ by more than rounding, gradients and something else (`slack`) explain."""
+        is_other = abs(self.factor) > self.open + slack
+        return self.is_gross or is_other or self.error > NOISIER * self.noise + slack
 
     @property
     def is_hidden(self) -> bool:

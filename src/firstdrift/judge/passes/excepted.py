@@ -20,7 +20,7 @@ def excepted(case: Case, chains: Chains) -> Findings:
     found: dict[Site, Finding] = {}
     if case.replays is None:
         return found
-    functions = EqualFunctions(case, chains)
+    functions = EqualFunctions(case, chains, case.replays)
     with case.replays.running():
         for site in decided(chains, Why.NEXT_TO_NOISE, Why.MORE_DIGITS):
             own = _declared(site, case)

@@ -9,11 +9,10 @@ from ..case import Case, Chains, Findings, decided
 from ..measure.measuring import Measured
 from ..measure.result import Finding, Verdict, Why
 from ..replay.introducing import Introduced, introduced_at
-from ..replay.replays import Replays
+from ..replay.replays import MOST_ELEMENTS, Replays
 
 BY = "replay"
 CANCELS = 16.0  # times its own size, the terms of what cancels
-BEHIND_DRIFT = 1 << 26  # elements that replays behind a drift read or make, to tell whether it is the only one
 
 
 def replayed(case: Case, chains: Chains) -> Findings:
@@ -24,7 +23,7 @@ def replayed(case: Case, chains: Chains) -> Findings:
     found: dict[Site, Finding] = {}
     if case.replays is None:
         return found
-    left, drifted = BEHIND_DRIFT, False
+    left, drifted = MOST_ELEMENTS, False
     with case.replays.running():
         for site in decided(chains, Why.DOUBT):
             pair = case.items[site].pair

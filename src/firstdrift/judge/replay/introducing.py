@@ -18,13 +18,13 @@ from ...program.interpreter import ControlDiffersError, NotReplayableError, oper
 from ...program.running.rounding import is_kinked, moves
 from ..measure.measuring import load_recorded
 from ..measure.result import Why
-from ..measure.scales import CLEAR, Parts, is_clear, parts_of, profile_of
+from ..measure.scales import CLEAR, is_clear, parts_of
+from ..measure.updates import SIGMAS
 from ..noise import Draw, Excess, excess_of
 from .replays import Replays
 
 DRIFT = 1.5  # times what draws of correct code come to, an error is a drift; up to there nobody can tell
 MASKED = 64  # elements, below which nothing is said of masks
-SIGMAS = 6.0  # by which what two random masks drop may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,8 @@ def _their_own(site: Site) -> Array | None:
 
 def _excess(pair: Pair, replays: Replays, expected: Array, found: Array, unit: float) -> Excess | None:
     site, start = pair.reference.site, before(pair, replays)
-    if start is None and _rounds(site, replays) and (parts := _parts(expected, found, unit)) and is_clear(parts, unit):
+    parts = parts_of(expected, found, least=unit) if start is None and _rounds(site, replays) else None
+    if parts is not None and is_clear(parts, unit):
         return Excess("most rows", parts.usual, CLEAR * unit, parts.usual / (CLEAR * unit), 0)
 
     def draw(seed: int) -> Array | None:
@@ -187,11 +188,6 @@ def _beside_reference(
     if own is None or left is None:
         return excess
     return left if own.times <= DRIFT or left.beyond else replace(excess, times=min(excess.times, DRIFT))
-
-
-def _parts(expected: Array, found: Array, unit: float) -> Parts | None:
-    profile = profile_of(expected, found, least=unit)
-    return None if profile is None else parts_of(profile)
 
 
 def _rounds(site: Site, replays: Replays) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -32,11 +31,10 @@ from ..noise import excess_of
 from .exchanged import alike, calls, stating, with_constants_of, with_value
 from .introducing import DRIFT, before, found_at, part_of
 from .known_settings import setting_of
-from .replays import Own, Replays
+from .random_inputs import TRIALS, are_apart, random_like
+from .replays import Replays, own_of
 
-TRIALS = 2  # random inputs that either value is tried on
 MOST_SITES = 256  # of one setting that are asked
-SAME = 1e-13  # relative: two runs of one formula in float64 are no further apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,7 @@ class Restated:
         self._pairs = {pair.site: pair for pair in case.alignment.pairs}
         self._recorded = read_program(case.reference)
         self._library = library_program(case.reference)
-        candidate = read_program(case.candidate) if case.own is None else None
-        self._own = case.own or (None if candidate is None else Own(candidate, case.candidate))
+        self._own = case.own or own_of(case.candidate)
         self._changed: dict[str, Program | None] = {}
         self._bases: dict[int, Replays] = {}
 
@@ -194,7 +191,7 @@ class Restated:
             expected, stated = reference.run(site, reference.tensors), candidate.run(site, reference.tensors)
             if expected is None or stated is None:
                 raise NotReplayableError("nothing says how it was made")
-            if not _are_apart(expected, stated) and not any(
+            if not are_apart(expected, stated) and not any(
                 _apart_on_random(reference, candidate, site, seed) for seed in range(TRIALS)
             ):
                 return Effect.UNREAD
@@ -227,19 +224,6 @@ class Restated:
         return Effect.CONTRADICTED if is_candidate else Effect.CHANGES
 
 
-def _are_apart(reference: Any, candidate: Any) -> bool:
-    """Whether two results in float64 are of other formulas."""
-    if reference.shape != candidate.shape:
-        return True
-    if reference.dtype.kind not in "fc":
-        return not np.array_equal(reference, candidate)
-    both = np.isfinite(reference) & np.isfinite(candidate)
-    if not np.array_equal(np.isfinite(reference), np.isfinite(candidate)):
-        return True
-    largest = float(np.abs(reference[both]).max(initial=0.0))
-    return bool(np.abs(reference[both] - candidate[both]).max(initial=0.0) > SAME * largest)
-
-
 def _apart_on_random(reference: Replays, candidate: Replays, site: Site, seed: int) -> bool:
     """Whether either value gives other numbers where a site's inputs are drawn at random."""
     rng = np.random.default_rng(seed)
@@ -247,23 +231,13 @@ def _apart_on_random(reference: Replays, candidate: Replays, site: Site, seed: i
 
     def tensors(wanted: Site) -> Array | None:
         if wanted not in drawn:
-            drawn[wanted] = _random(reference.tensors(wanted), wanted, rng)
+            array = reference.tensors(wanted)
+            kept = array is None or wanted.phase in ("weight", "optim") or array.dtype.kind in "iu"
+            drawn[wanted] = array if array is None or kept else random_like(array, rng)
         return drawn[wanted]
 
     try:
         one, other = reference.run(site, tensors), candidate.run(site, tensors)
     except NotReplayableError:
         return False
-    return one is not None and other is not None and _are_apart(one, other)
-
-
-def _random(array: Array | None, site: Site, rng: np.random.Generator) -> Array | None:
-    """Numbers as large as those on record, and of all signs; weights and whole numbers stay what they are."""
-    if array is None or site.phase in ("weight", "optim") or array.dtype.kind in "iub":
-        return array
-    numbers = wide(array)
-    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
-        return array
-    size = float(np.sqrt(np.mean(numbers**2))) if numbers.any() else 1.0
-    drawn: Array = size * rng.standard_normal(array.shape)
-    return drawn
+    return one is not None and other is not None and are_apart(one, other)
