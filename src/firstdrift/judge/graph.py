@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..core.records import Record
@@ -25,18 +26,13 @@ class Graph:
         self._has_optimizer = reference.header.get("optimizer") is not None
         self._outputs = _ordered(pair.site for pair in pairs if pair.site.phase == "fwd")
         self._flow = _ordered(pair.site for pair in pairs if pair.site.phase == "agrad")
-        self._by_name: dict[tuple[int, str, str], list[Site]] = {}
+        self._by_name: dict[tuple[int, str, str], list[Site]] = defaultdict(list)
+        self._phases: dict[tuple[int, str], list[Site]] = defaultdict(list)
         for site in self._pairs:
-            self._by_name.setdefault((site.step, site.phase, site.name), []).append(site)
-        self._place = {
-            site: place
-            for chains in (self._outputs, self._flow)
-            for chain in chains.values()
-            for place, site in enumerate(chain)
-        }
-        self._phases: dict[tuple[int, str], list[Site]] = {}
-        for site in self._pairs:
-            self._phases.setdefault((site.step, site.phase), []).append(site)
+            self._by_name[site.step, site.phase, site.name].append(site)
+            self._phases[site.step, site.phase].append(site)
+        chains = (*self._outputs.values(), *self._flow.values())
+        self._place = {site: place for chain in chains for place, site in enumerate(chain)}
         self._consumers = self._find_consumers()
         self._ran = {(site.step, site.name) for site in self._records if site.phase == "fwd"}
         # Where no module around another was recorded, nothing tells those that ran from mere lists of modules.
@@ -52,18 +48,15 @@ class Graph:
 
     def saw_pass(self, step: int) -> bool:
         """Whether anything of a step was compared between what the model was fed and the gradients of parameters."""
-        return any((step, phase) in self._phases for phase in ("fwd", "lossgrad", "agrad"))
+        return any(self._of_phase(step, phase) for phase in ("fwd", "lossgrad", "agrad"))
 
     def consumer(self, site: Site) -> str | None:
         """The module whose backward makes the gradient of this output."""
-        names = [other.name for other in self._consumers.get(site._replace(phase="fwd", sample=None), ())]
-        if names:
-            return names[0]
+        if consumers := self.consumers(site):
+            return consumers[0].name
         chain = self._outputs.get((site.step, site.sample), [])
         calls = [(other.name, other.call) for other in chain if not other.port.startswith("in.")]
-        if (site.name, site.call) not in calls:
-            return None
-        after = calls[len(calls) - calls[::-1].index((site.name, site.call)) :]
+        after = calls[len(calls) - calls[::-1].index(own) :] if (own := (site.name, site.call)) in calls else []
         if not after:
             return None
         name, call = after[0]
@@ -97,10 +90,9 @@ class Graph:
         if pair is None or pair.reference.at is None or pair.candidate[0].at is None:
             return False
         stored = (pair.reference.at, pair.candidate[0].at)
-        entering = (
-            self._pairs[one] for one in self._by_name.get((site.step, "fwd", name), ()) if one.port.startswith("in.")
-        )
-        return any((one.reference.at, one.candidate[0].at) == stored for one in entering)
+        entering = (one for one in self._by_name.get((site.step, "fwd", name), ()) if one.port.startswith("in."))
+        own = (self._pairs[one] for one in entering)
+        return any((one.reference.at, one.candidate[0].at) == stored for one in own)
 
     def _is_trained(self, site: Site) -> bool:
         """Whether a gradient was recorded of what changed; running statistics have none. Where there is none at all, a
@@ -153,8 +145,7 @@ class Graph:
         forward = site._replace(phase="fwd")
         if forward in self._pairs:
             yield forward  # masks and statistics come from the forward pass
-        consumers = self._consumers.get(forward._replace(sample=None), ())
-        found = [gradient for other in consumers for gradient in self._named(other, "agrad", site.sample)]
+        found = [one for other in self.consumers(site) for one in self._named(other, "agrad", site.sample)]
         if found:
             yield from found
             return
@@ -219,11 +210,11 @@ class Graph:
     def _find_consumers(self) -> dict[Site, list[Site]]:
         """For every output, the modules that read it, from recorded producers."""
         consumers: dict[Site, list[Site]] = {}
-        for record in self._records.values():
-            if record.site.phase == "fwd":
-                for producer in record.producers or ():
-                    if producer.name != record.site.name:
-                        consumers.setdefault(producer._replace(sample=None), []).append(record.site)
+        forward = (record for record in self._records.values() if record.site.phase == "fwd")
+        for record in forward:
+            for producer in record.producers or ():
+                if producer.name != record.site.name:
+                    consumers.setdefault(producer._replace(sample=None), []).append(record.site)
         return consumers
 
 

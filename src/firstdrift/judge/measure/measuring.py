@@ -91,10 +91,7 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     except ReconcileError as error:
         return Measured(pair, problem=str(error))
     if pair.reference.details.get("stage") in INDEX_PAYLOAD:
-        of_reference, of_candidate = (
-            _as_indices(of_reference),
-            _as_indices(of_candidate),
-        )  # expert ids that were stored as floats
+        of_reference, of_candidate = map(_as_indices, (of_reference, of_candidate))
     if pair.site.phase == "optim" and {_kind(of_reference), _kind(of_candidate)} == {"float", "integer"}:
         of_reference, of_candidate = _counted(of_reference), _counted(of_candidate)
     if _kind(of_reference) != _kind(of_candidate):
@@ -138,10 +135,8 @@ def _without_values(pair: Pair) -> Measured | None:
     if candidate.absent is not None:
         return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, candidate.absent))
     if reference.absent is not None:
-        asked = reference.absent != NOT_REQUIRED
-        return Measured(
-            pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, reference.absent)
-        )
+        verdict = Verdict.SAME if reference.absent == NOT_REQUIRED else Verdict.DRIFT
+        return Measured(pair, absent=Absent(verdict, Why.EXTRA_GRADIENT, reference.absent))
     if reference.at is None or any(record.at is None for record in pair.candidate):
         return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
     return None
@@ -159,9 +154,8 @@ def _candidate(pair: Pair, candidate: Trace) -> Array:
 
 def _same_shape(reference: Array, candidate: Array) -> tuple[Array, Array]:
     """Equal shapes, or shapes that differ in axes of length one alone."""
-    if reference.shape == candidate.shape:
-        return reference, candidate
-    if _squeezed(reference.shape) == _squeezed(candidate.shape):
+    squeezed = [[dim for dim in array.shape if dim != 1] for array in (reference, candidate)]
+    if squeezed[0] == squeezed[1]:
         return reference, candidate.reshape(reference.shape)
     hint = ""
     if reference.size == candidate.size:
@@ -169,10 +163,6 @@ def _same_shape(reference: Array, candidate: Array) -> tuple[Array, Array]:
     raise ReconcileError(
         f"shape {list(reference.shape)} in the reference, {list(candidate.shape)} in the candidate{hint}"
     )
-
-
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(dim for dim in shape if dim != 1)
 
 
 def _kind(array: Array) -> str:
@@ -230,17 +220,14 @@ class _Befores:
 
     def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
         """Both sides' tensors of the same parameter in the first of these phases that both have."""
-        if len(pair.candidate) > 1:
-            return None
-        for phase in phases:
+        for phase in phases if len(pair.candidate) == 1 else ():
             reference = self._load(self._reference, pair.reference, phase)
             candidate = self._load(self._candidate, pair.candidate[0], phase)
             if reference is None or candidate is None:
                 continue
             try:
-                return apply_all(reference, pair.reference_steps), apply_all(candidate, pair.candidate_steps).reshape(
-                    shape
-                )
+                found = apply_all(candidate, pair.candidate_steps).reshape(shape)
+                return apply_all(reference, pair.reference_steps), found
             except (ReconcileError, ValueError):
                 continue
         return None

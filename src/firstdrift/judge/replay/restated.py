@@ -29,7 +29,7 @@ from ..measure.result import Effect
 from ..measure.stated import HEADER, OPTIMIZER, UNSAID, Stated
 from ..noise import excess_of
 from .exchanged import alike, calls, stating, with_constants_of, with_value
-from .introducing import DRIFT, before, found_at, part_of
+from .introducing import DRIFT, before, draw_of, found_at, part_of
 from .known_settings import setting_of
 from .random_inputs import TRIALS, are_apart, random_like
 from .replays import Replays, own_of
@@ -141,38 +141,35 @@ class Restated:
         if self._recorded is None or self._own is None:
             return None
         replays = self._replays(self._recorded)
-        step, cut, own = replays.step(site), replays.cut(site), replays.own_cut(site)
-        if step is None or cut is None or own is None:
+        made, own = replays.made(site), replays.own_cut(site)
+        if made is None or own is None:
             return None
-        reference, candidate = calls(step, cut), calls(*own)
+        reference, candidate = calls(*made), calls(*own)
         if [call.op for call in reference.values()] != [call.op for call in candidate.values()]:
             return None
         changes: dict[int, Call] = {}
         for (number, call), other in zip(reference.items(), candidate.values(), strict=True):
-            made = with_constants_of(call, other)
-            if made is None:
+            changed = with_constants_of(call, other)
+            if changed is None:
                 return None
-            if made != call:
-                changes[number] = made
-        return self._variant(step, changes, is_own=bool(changes))
+            if changed != call:
+                changes[number] = changed
+        return self._variant(made[0], changes, is_own=bool(changes))
 
     def _by_calls(self, stated: Stated, site: Site) -> _Variant | None:
         """The recorded calls with the candidate's value where they were passed the reference's."""
         if self._recorded is None:
             return None
-        replays = self._replays(self._recorded)
-        step, cut = replays.step(site), replays.cut(site)
-        return None if step is None or cut is None else self._variant(step, self._changes(stated, site))
+        made = self._replays(self._recorded).made(site)
+        return None if made is None else self._variant(made[0], self._changes(stated, site))
 
     def _changes(self, stated: Stated, site: Site) -> dict[int, Call]:
         """The recorded calls of a site that were passed the reference's value, passed the candidate's."""
         if self._recorded is None or UNSAID in (stated.reference, stated.candidate):
             return {}
-        replays = self._replays(self._recorded)
-        step, cut = replays.step(site), replays.cut(site)
-        passed = {} if step is None or cut is None else calls(step, cut)
-        made = {number: with_value(call, stated) for number, call in passed.items()}
-        return {number: call for number, call in made.items() if call is not None}
+        made = self._replays(self._recorded).made(site)
+        changed = {number: with_value(call, stated) for number, call in (calls(*made) if made else {}).items()}
+        return {number: call for number, call in changed.items() if call is not None}
 
     def _variant(self, step: Step, changes: Mapping[int, Call], is_own: bool | None = None) -> _Variant:
         assert self._recorded is not None
@@ -206,18 +203,14 @@ class Restated:
         if found is None or expected is None or stated is None or expected.shape != found.shape:
             return Effect.CHANGES
 
-        def draw(seed: int) -> Array | None:
-            return part_of(pair, replays.drawn(pair.reference.site, seed))
+        draw, start = draw_of(pair, replays), before(pair, replays)
 
         def moved(seed: int) -> Array | None:
             drawn = draw(seed)
             return None if drawn is None else wide(stated) + (wide(drawn) - wide(expected))
 
-        start = before(pair, replays)
-        as_reference, as_stated = (
-            excess_of(expected, found, unit, draw, start),
-            excess_of(stated, found, unit, moved, start),
-        )
+        as_reference = excess_of(expected, found, unit, draw, start)
+        as_stated = excess_of(stated, found, unit, moved, start)
         if as_reference is None or as_stated is None:
             return Effect.CHANGES
         is_candidate = as_reference.times <= 1 and not as_stated.times <= DRIFT
