@@ -263,8 +263,7 @@ def _cause(result: PairResult) -> Cause | None:
     if result.why is Why.SETTING:
         return _of_setting(result.facts)
     if result.verdict is Verdict.PRECISION:
-        label = str(result.facts.get("label", "dtype-rounding"))
-        return Cause(label, result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
+        return Cause("dtype-rounding", result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
     return None
 
 

@@ -32,7 +32,7 @@ def settings_of(case: Case, meant: Sequence[str] = ()) -> tuple[SettingResult, .
     if not is_torch_here():
         said = [stated for stated in found if UNSAID not in (stated.reference, stated.candidate)]
         return tuple(_result(stated, _is_meant(stated, meant) or Effect.UNKNOWN, stated.sites) for stated in said)
-    from ..replay.known_settings import settled
+    from ..replay.exchanged import settled
     from ..replay.restated import Restated
 
     known = settled(found)
@@ -46,7 +46,7 @@ def stating(settings: Sequence[SettingResult]) -> Pass:
 
 
 def _asked(stated: Stated, asked: Restated, meant: Sequence[str]) -> list[SettingResult]:
-    from ..replay.known_settings import is_known
+    from ..replay.exchanged import is_known
 
     if (effect := _is_meant(stated, meant)) is not None:
         return [_result(stated, effect, stated.sites)]

@@ -28,9 +28,8 @@ from ..case import Case
 from ..measure.result import Effect
 from ..measure.stated import HEADER, OPTIMIZER, UNSAID, Stated
 from ..noise import excess_of
-from .exchanged import alike, calls, stating, with_constants_of, with_value
+from .exchanged import alike, calls, setting_of, stating, with_constants_of, with_value
 from .introducing import DRIFT, before, draw_of, found_at, part_of
-from .known_settings import setting_of
 from .random_inputs import TRIALS, are_apart, random_like
 from .replays import Replays, own_of
 
