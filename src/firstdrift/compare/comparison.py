@@ -143,15 +143,12 @@ def diff(
             case, chains = judge(case, may_be_nan, opened.meant)
         compared = Compared(of_reference, of_candidate, case.alignment, graph)
         return compose(
-            with_reasons(results_of(case, chains)), list(case.items.values()), compared, partial(_fits_any, may_lack),
+            with_reasons(results_of(case, chains)), list(case.items.values()), compared,
+            lambda site: any(fits_glob(site, glob) for glob in may_lack),
             partial(_explain, compared=compared, case=case) if explain else None,
             _without_torch(case, chains) if rule == "noise" and arbiter is None else [], case.settings,
             None if rule == "jump" else partial(proves, case, chains),
         )  # fmt: skip
-
-
-def _fits_any(globs: tuple[str, ...], site: Site) -> bool:
-    return any(fits_glob(site, glob) for glob in globs)
 
 
 def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:
@@ -172,10 +169,10 @@ def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from ..explain.gathering import Runs, gather
 
-    pairs = {pair.site: pair for pair in compared.alignment.pairs}
     facts: dict[str, Any] = {key: compared.reference.header.get(key) for key in ("batch", "optimizer")}
     facts["candidate_optimizer"] = compared.candidate.header.get("optimizer")
     facts |= compared.alignment.unpaired
+    pairs = {pair.site: pair for pair in compared.alignment.pairs}
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, None, facts)
     evidence = gather(result.site, runs, noise_of(result, case))
     if evidence is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..core.records import Record
 from ..core.sites import Site
 from ..core.traces import Trace
 from ..pair.pairs import Pair
@@ -71,18 +70,15 @@ class Graph:
         if site.phase == "agrad":
             consumer = self.consumer(site)
             return f"{consumer}'s backward" if consumer else "the backward of what reads it"
-        if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
-            return self._maker_around(site) or "the model itself"
+        if site.phase == "fwd" and site.port.startswith("in."):
+            # Made on the way, by the innermost module around that ran, and was not handed the tensor as it is.
+            around = (one for one in _around(site.name) if not self._knows_containers or (site.step, one) in self._ran)
+            return next((one for one in around if not self._was_handed(one, site)), "") or "the model itself"
         return {
             "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name or 'the model'}'s backward",
             "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
             "weight_after": "the optimizer" if self._is_trained(site) else f"{site.name or 'the model'}'s forward pass",
         }.get(site.phase, site.name or "the model itself")  # fmt: skip
-
-    def _maker_around(self, site: Site) -> str:
-        """The innermost module around an input that ran, and was not handed the tensor as it is."""
-        ran = (name for name in _around(site.name) if not self._knows_containers or (site.step, name) in self._ran)
-        return next((name for name in ran if not self._was_handed(name, site)), "")
 
     def _was_handed(self, name: str, site: Site) -> bool:
         """Whether a module's own input is the very tensor, on both sides."""
@@ -124,7 +120,7 @@ class Graph:
                 yield from self._by_name.get((site.step - 1, "weight_after", site.name), ())
 
     def _forward(self, site: Site) -> Iterator[Site]:
-        record = self._record(site)
+        record = self._records.get(site) or self._records.get(site._replace(sample=None))
         if record is not None and record.producers is not None:
             yield from self._seen_through(record.producers, site.sample)
             return
@@ -145,7 +141,11 @@ class Graph:
         forward = site._replace(phase="fwd")
         if forward in self._pairs:
             yield forward  # masks and statistics come from the forward pass
-        found = [one for other in self.consumers(site) for one in self._named(other, "agrad", site.sample)]
+        named = [(other, self._by_name.get((other.step, "agrad", other.name), ())) for other in self.consumers(site)]
+        found = [
+            one for other, gradients in named for one in gradients
+            if one.sample in (site.sample, None) and one.call == other.call
+        ]  # fmt: skip
         if found:
             yield from found
             return
@@ -182,10 +182,6 @@ class Graph:
             if port is None or other.port == port or (phase == "optim" and other.port.startswith(f"{port}.")):
                 yield other
 
-    def _named(self, site: Site, phase: str, sample: int | None) -> list[Site]:
-        found = self._by_name.get((site.step, phase, site.name), [])
-        return [other for other in found if other.sample in (sample, None) and other.call == site.call]
-
     def _seen_through(self, sites: Iterable[Site], sample: int | None) -> Iterator[Site]:
         """The nearest compared sites at or above these."""
         waiting, done = list(sites), set()
@@ -203,9 +199,6 @@ class Graph:
 
     def _of_phase(self, step: int, phase: str) -> list[Site]:
         return self._phases.get((step, phase), [])
-
-    def _record(self, site: Site) -> Record | None:
-        return self._records.get(site) or self._records.get(site._replace(sample=None))
 
     def _find_consumers(self) -> dict[Site, list[Site]]:
         """For every output, the modules that read it, from recorded producers."""

@@ -131,12 +131,13 @@ def _checked(
     case = as_run.case
     compared = Compared(case.reference, case.candidate, case.alignment, case.graph)
     reseeding = Reseeding(reference, candidate, names, of_reference, names.renamed(raw), folder)
-    exact = None if precise is None else precise.case
+    exact, chains = (None, {}) if precise is None else (precise.case, precise.chains)
+    shown = frozenset(site for site, chain in chains.items() if chain[-1].verdict in DRIFTS)  # in float64
     learned = {plain_name(name) for name, _ in reference.model.named_parameters()}
     lost = lost_parameters(case.alignment, case.reference, case.candidate, learned, as_run.chains)
     why = partial(
         explained, reference=reference, candidate=candidate, as_run=case, precise=exact,
-        shown=_shown_in_float64(precise), reseeding=reseeding, folder=folder,
+        shown=shown, reseeding=reseeding, folder=folder,
     )  # fmt: skip
     if case.alignment.reference_only:
         notes.append("what has no counterpart was replayed too, and shows at the next site that has one")
@@ -242,12 +243,6 @@ def _more(chain: Chain, precise: Chain) -> Finding | None:
         facts = {"error": other.facts.get("error"), "proof": "run"}
         return Finding("float64", Verdict.NOISE, Why.SAME_IN_FLOAT64, facts)
     return None
-
-
-def _shown_in_float64(precise: Judged | None) -> frozenset[Site]:
-    """The sites whose drift shows in float64."""
-    chains = {} if precise is None else precise.chains
-    return frozenset(site for site, chain in chains.items() if chain[-1].verdict in DRIFTS)
 
 
 def _with_repeats(results: Sequence[PairResult], names: Names, once: Trace, again: Trace) -> list[PairResult]:

@@ -38,10 +38,13 @@ def fill(site: Site, case: Case, replays: Replays) -> Finding | None:
     if not masked.any():
         return None
     refilled = np.where(masked, wide(expected), wide(candidate))
-    rest = excess_of(
-        np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(candidate)).astype(candidate.dtype),
-        case.unit(pair), lambda seed: _emptied(masked, replays.drawn(site, seed)),
-    )  # fmt: skip
+
+    def draw(seed: int) -> Array | None:
+        drawn = replays.drawn(site, seed)
+        return None if drawn is None or drawn.shape != masked.shape else np.where(masked, 0.0, wide(drawn))
+
+    exact, found = np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(candidate))
+    rest = excess_of(exact, found.astype(candidate.dtype), case.unit(pair), draw)
     if rest is None or rest.times > DRIFT:
         return None
     readers = replays.readers(site)[:READERS]
@@ -61,10 +64,6 @@ def _filled(array: Array) -> Mask:
     highest = np.max(np.where(np.isnan(numbers), -np.inf, numbers), axis=-1, keepdims=True)
     low: Mask = (numbers <= highest - NOTHING) & np.isfinite(highest)
     return low
-
-
-def _emptied(masked: Mask, drawn: Array | None) -> Array | None:
-    return None if drawn is None or drawn.shape != masked.shape else np.where(masked, 0.0, wide(drawn))
 
 
 def _gives_the_same(reader: Site, site: Site, refilled: Array, replays: Replays) -> bool:

@@ -39,7 +39,9 @@ def other_shapes(case: Case, chains: Chains) -> Findings:
         forward = [site for site in asked if site.phase == "fwd"]
         readers = {one for site in forward for one in made[site] if one.phase == "fwd"}
         proven = {reader for reader in readers if is_clean(chains, reader) and functions.is_same(reader)}
-    shown = [site for site in forward if made[site] and made[site] <= proven | _gradients(made[site], chains)]
+    # Gradients that are what they should be need no proof: their function follows from that of the forward pass.
+    right = proven | {one for site in asked for one in made[site] if one.phase != "fwd" and is_clean(chains, one)}
+    shown = [site for site in forward if made[site] and made[site] <= right]
     shown += [site for site in asked if site._replace(phase="fwd") in shown and site.phase == "agrad"
               and made[site] and all(is_clean(chains, one) for one in made[site])]  # fmt: skip
     used = {one for site in shown for one in made[site] if one in proven}
@@ -71,11 +73,6 @@ def _is_inside(site: Site, step: Step, cut: Cut) -> bool:
     """Whether a tensor is made on the way to another, and read there."""
     ref = step.sites.get(site)
     return ref is not None and ref != cut.target and any(ref in reads(step.nodes[number]) for number in cut.nodes)
-
-
-def _gradients(sites: set[Site], chains: Chains) -> set[Site]:
-    """Gradients that are what they should be; their function follows from that of the forward pass."""
-    return {site for site in sites if site.phase != "fwd" and is_clean(chains, site)}
 
 
 def _finding(readers: list[Site]) -> Finding:
