@@ -49,11 +49,6 @@ class Limits:
         """How noisy the reference itself is at a site, where that has decided; None where the ladder did."""
         return None
 
-    def is_beyond_local(self, item: Measured) -> bool:
-        """Whether a pair differs by more than its own operation explains."""
-        producers = self.producers(item.pair.site)
-        return self.error_of(item, producers) > self.local(item, producers)
-
     def producers(self, site: Site) -> list[Site]:
         """The measured sites that a site was computed from."""
         return [other for other in self.graph.producers(site) if other in self.items]

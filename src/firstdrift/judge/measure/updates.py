@@ -6,7 +6,7 @@ learning rate that is off shows as a factor, whose error is that of one element 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
@@ -58,11 +58,8 @@ class Update:
         return self.open >= 1
 
 
-def update_of(
-    before: Both, after: Both, unit: float, gradients: Both | None = None, noise: Sequence[Array] = ()
-) -> Update:
-    """Compare what was added to weights, where all of them are finite; `unit` is the roundoff of the stored ones, and
-    `noise` are other right results."""
+def update_of(before: Both, after: Both, unit: float, gradients: Both | None = None) -> Update:
+    """Compare what was added to weights, where all of them are finite; `unit` is the roundoff of the stored ones."""
     longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
     squares = product = errors = noises = open_squares = turned = 0.0
     is_gross, element = False, 0.0
@@ -71,8 +68,6 @@ def update_of(
         error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
         stored = unit * _finite(np.abs(wide(after[0][part])))
         unsure = largest * (0.0 if gradients is None else _relative(gradients[0][part], gradients[1][part]))
-        for array in noise:
-            unsure = np.maximum(unsure, _finite(np.abs(wide(array[part]) - wide(after[0][part]))))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
         rounding = (stored + unit * STEPS * np.abs(a)) ** 2
         explained = np.sqrt(rounding) + unsure
