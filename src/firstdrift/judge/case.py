@@ -82,7 +82,7 @@ def decided(chains: Chains, *whys: Why) -> list[Site]:
 def fold(case: Case, chains: Chains, passes: Iterable[Pass]) -> dict[Site, Chain]:
     """Everything that passes decide, one after the other; each sees what those before it have decided."""
     now = dict(chains)
-    for one in passes:
-        for site, finding in one(case, now).items():
+    for judge_pass in passes:
+        for site, finding in judge_pass(case, now).items():
             now[site] = (*now.get(site, ()), finding)
     return now

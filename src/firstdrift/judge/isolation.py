@@ -70,7 +70,7 @@ class Figures:
 
     @property
     def is_right_with_own_weights(self) -> bool:
-        """Whether noise explains it once the candidate's own weights are granted."""
+        """Whether noise explains it once the candidate's own weights are taken."""
         return self.is_right or (self.own_times is not None and self.own_times <= DRIFT)
 
 
@@ -148,14 +148,14 @@ def _figures(site: Site, replays: Replays) -> Figures | None:
     """The figures of one site; None where the program does not say, or where the candidate drew other numbers, and
     which is not on record."""
     try:
-        granted, own = (replays.run(site, one) for one in (replays.with_reference_weights, replays.counterparts.array))
+        expected, own = (replays.run(site, one) for one in (replays.with_reference_weights, replays.counterparts.array))
         candidate, exact = replays.counterparts.array(site), replays.run(site, lambda wanted: None)
-        if candidate is None or granted is None or exact is None or own is None or granted.shape != candidate.shape:
+        if candidate is None or expected is None or exact is None or own is None or expected.shape != candidate.shape:
             return None
-        if replays.draws(site) and is_other_mask(granted, candidate):
+        if replays.draws(site) and is_other_mask(expected, candidate):
             return None
-        excess = _excess(site, replays, granted, candidate)
-        same = np.array_equal(own, granted, equal_nan=True)
+        excess = _excess(site, replays, expected, candidate)
+        same = np.array_equal(own, expected, equal_nan=True)
         with_own = None if same else _excess(site, replays, own, candidate)
     except NotReplayableError:
         return None
@@ -166,7 +166,7 @@ def _figures(site: Site, replays: Replays) -> Figures | None:
     came_in = [relative(ours, theirs) for ours, theirs in both if theirs is not None]
     return Figures(
         replays.counterparts.first(site).site._replace(sample=None), _operation(site, replays),
-        relative(reference, candidate), relative(exact, granted), relative(granted, candidate),
+        relative(reference, candidate), relative(exact, expected), relative(expected, candidate),
         None if with_own is None else relative(own, candidate), relative(exact, reference),
         excess.limit, max(came_in, default=0.0), excess.times, None if with_own is None else with_own.times,
     )  # fmt: skip

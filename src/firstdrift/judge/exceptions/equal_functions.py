@@ -26,7 +26,7 @@ from .parts import Part, Trials
 
 BY = "equal functions"
 HOPS = 3  # modules behind another one that may make up for it
-READERS = 64  # modules that may read a tensor which is excused by them
+READERS = 64  # modules that may read a tensor which they make up for
 DRIFTED = (Why.OTHER_WEIGHT, Why.INTRODUCED, Why.SHORTER_GRID, Why.SHORTER_CALLS)
 
 
@@ -39,7 +39,7 @@ class EqualFunctions:
         self._tried: dict[tuple[tuple[Site, ...], tuple[Site, ...]], tuple[Trials, float] | None] = {}
         self._first = min((site.step for site in case.items), default=0)
 
-    def excused(self, site: Site) -> dict[Site, Finding]:
+    def proven(self, site: Site) -> dict[Site, Finding]:
         """What differs in the smallest part around a site that computes the same function, the site among it; nothing
         where no part does."""
         if site.phase not in ("weight", "fwd") or site.step != self._first:
@@ -52,10 +52,10 @@ class EqualFunctions:
             weights = frozenset(one for one in part.between if one.phase == "weight")
             modules = sorted({one.name for one in weights})
             facts = {"part": part.name, "modules": modules, "trials": TRIALS, "left": same[1], "proof": "replayed"}
-            for granted in (frozenset[Site](), weights):
-                outside = self._as_one(part, granted)
+            for unlike in (frozenset[Site](), weights):
+                outside = self._as_one(part, unlike)
                 if all(self._is_right(output, outside) for output in part.outputs):
-                    made = {output for output in part.outputs if granted and output in decided(self._chains, *DRIFTED)}
+                    made = {output for output in part.outputs if unlike and output in decided(self._chains, *DRIFTED)}
                     return {one: _finding(one, facts) for one in inside | made} | self._gradients(part, outside)
         return self._read_as_own(site)
 
@@ -146,7 +146,7 @@ class EqualFunctions:
         return self._tried[key]
 
     def _inside(self, trials: Trials) -> set[Site]:
-        """What differs inside a part and is excused by its function: tensors, and weights of which all is read."""
+        """What differs inside a part and follows from its function: tensors, and weights of which all is read."""
         part = trials.part
         try:
             found = {one for one in self._weights if part.holds(one) and trials.is_made_up_for(one)}
@@ -158,7 +158,7 @@ class EqualFunctions:
         except NotReplayableError:
             return set()
 
-    def _as_one(self, part: Part, granted: frozenset[Site]) -> Replays:
+    def _as_one(self, part: Part, unlike: frozenset[Site]) -> Replays:
         """Replays that start from nothing inside a part; with the candidate's weights, or with those of the reference,
         where the candidate stores them so that the reference could not read them."""
         step = self._replays.program.steps[part.outputs[0].step]
@@ -168,7 +168,7 @@ class EqualFunctions:
         def is_start(site: Site) -> bool:
             return site not in ended and not (site.phase in ("fwd", "agrad") and part.holds(site))
 
-        return self._replays.starting(is_start, granted)
+        return self._replays.starting(is_start, unlike)
 
     def _is_right(self, site: Site, outside: Replays) -> bool:
         """Whether a tensor is what the part as one operation makes of the candidate's own inputs."""

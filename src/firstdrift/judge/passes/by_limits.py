@@ -64,7 +64,7 @@ class ByLimits:
             return _open(Why.INVISIBLE, facts)
         if not error <= limit:
             return self._beyond(item, facts)
-        if limits.is_calibrated(item) or self._is_told(site):
+        if limits.is_calibrated(item) or self._is_described(site):
             return self._in_parts(item, producers, facts)
         return self._by_least(item, producers, facts)
 
@@ -72,7 +72,7 @@ class ByLimits:
         """The largest error among what a site was computed from."""
         return max((self.errors.get(producer, 0.0) for producer in producers), default=0.0)
 
-    def _is_told(self, site: Site) -> bool:
+    def _is_described(self, site: Site) -> bool:
         """Whether the reference says how a tensor was made, so that a replay would have decided, were torch here."""
         if is_torch_here():
             return False
@@ -85,7 +85,7 @@ class ByLimits:
             part = worst_of(item.parts, facts["limit"])
             worst = max((self.parts.get(producer, 0.0) for producer in producers), default=0.0)
             passed = self.case.limits.gain(item.pair) * worst
-            if part.excess > 1 and (part.error > passed or not self._is_told(item.pair.site)):
+            if part.excess > 1 and (part.error > passed or not self._is_described(item.pair.site)):
                 return _open(Why.PART_ALONE, {**facts, **_of_part(part)})
         return Finding(BY, Verdict.NOISE, Why.WITHIN_LIMIT, facts)
 
@@ -135,7 +135,7 @@ class ByLimits:
             return _open(Why.INVISIBLE, {**facts, "limit": 1.0})
         if site.phase == "optim" and facts["error"] <= facts["limit"] + derived(item.pair, case.reference):
             return _open(Why.UNTOLD, facts)
-        if self._is_told(site) and (most := facts["limit"] * self._amplified(item)) >= facts["error"]:
+        if self._is_described(site) and (most := facts["limit"] * self._amplified(item)) >= facts["error"]:
             return _open(Why.INVISIBLE, {**facts, "limit": most})
         return Finding(BY, Verdict.DRIFT, Why.BEYOND_LIMIT, facts)
 

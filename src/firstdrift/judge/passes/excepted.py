@@ -31,7 +31,7 @@ def excepted(case: Case, chains: Chains) -> Findings:
                 continue
             explained = _of(site, case, chains[site][-1])
             if explained is None or explained.verdict is Verdict.PRECISION:  # something may make up for its rounding
-                found |= functions.excused(site) or ({} if explained is None else {site: explained})
+                found |= functions.proven(site) or ({} if explained is None else {site: explained})
             else:
                 found[site] = explained
             if site not in found or found[site].verdict is Verdict.PRECISION:

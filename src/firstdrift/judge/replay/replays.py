@@ -89,15 +89,15 @@ class Replays:
 
     def __init__(
         self, reference: Trace, candidate: Trace, pairs: Sequence[Pair], program: Program, own: Own | None = None,
-        starts: Callable[[Site], bool] = lambda site: True, finest: float = 0.0, granted: frozenset[Site] = frozenset(),
+        starts: Callable[[Site], bool] = lambda site: True, finest: float = 0.0, unlike: frozenset[Site] = frozenset(),
     ) -> None:  # fmt: skip
         self.reference, self.candidate, self.program = reference, candidate, program
         self.finest = finest  # a unit roundoff that no noise is drawn more finely by
-        self.granted = granted  # weights that are the reference's, because the candidate stores them otherwise
+        self.unlike = unlike  # weights that are the reference's, because the candidate stores them otherwise
         self.own = own  # the candidate's program, where it recorded one
         self.counterparts = Counterparts(reference, candidate, pairs)
         self._pairs = pairs
-        self._starts = list(dict.fromkeys([*(site for site in self.counterparts.sites if starts(site)), *granted]))
+        self._starts = list(dict.fromkeys([*(site for site in self.counterparts.sites if starts(site)), *unlike]))
         self._first_step = min((site.step for site in self.counterparts.sites), default=0)
         self._cuts: dict[int, Cuts] = {}
         self._parts: dict[Site, Cut | None] = {}
@@ -106,10 +106,10 @@ class Replays:
         self._kept: tuple[object, Array] | None = None  # samples of one tensor are asked for one after the other
         self._draws: _Draws | None = None  # and so are draws
 
-    def starting(self, starts: Callable[[Site], bool], granted: frozenset[Site]) -> Replays:
+    def starting(self, starts: Callable[[Site], bool], unlike: frozenset[Site]) -> Replays:
         """The same programs, started from other tensors."""
         both = self.reference, self.candidate
-        return Replays(*both, self._pairs, self.program, self.own, starts, self.finest, granted)
+        return Replays(*both, self._pairs, self.program, self.own, starts, self.finest, unlike)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Replays:
 
     def tensors(self, site: Site) -> Array | None:
         """The candidate's tensor of a site; None where it has none, or the reference's is to be taken."""
-        return None if site in self.granted else self.counterparts.array(site)
+        return None if site in self.unlike else self.counterparts.array(site)
 
     def with_reference_weights(self, site: Site) -> Array | None:
         """The candidate's tensors; but the weights that the model starts from are the reference's."""
@@ -218,7 +218,7 @@ class Replays:
         step, cut = made
         draws, asked = self._draws_of(site), (as_recorded, times, free, tensors)
         whole = as_recorded and not free
-        known = {ref: other for ref, other in cut.given.items() if other not in self.granted}  # else stored once more
+        known = {ref: other for ref, other in cut.given.items() if other not in self.unlike}  # else stored once more
         steady = frozenset(ref for ref, other in known.items() if whole or self._is_whole(other))
         target = cut.target if site.phase == "weight_after" else None
         unmoved = draws.unmoved(asked, step) if len(steady) == len(cut.given) else None
