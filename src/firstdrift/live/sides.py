@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,16 +99,12 @@ def side_of(model: nn.Module, inputs: Any, **options: Any) -> Side:
     return Side(model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, **options)
 
 
-def record(
-    side: Side, path: Path, *, watching: Callable[[nn.Module], AbstractContextManager[object]] | None = None,
-    **options: Any,
-) -> Trace:  # fmt: skip
-    """Trace every step of a side, with the options of `trace`; the copy of its model that runs may be watched."""
+def record(side: Side, path: Path, **options: Any) -> Trace:
+    """Trace every step of a side, with the options of `trace`."""
     model = side.copied()
     optimizer = side.made_optimizer(model)
-    watched = nullcontext() if watching is None else watching(model)
     tracing = trace(model, path, optimizer=optimizer, **options)
-    with randomness_kept(), side.environment(), watched, tracing as steps:
+    with randomness_kept(), side.environment(), tracing as steps:
         for step in range(side.steps):
             if step:
                 steps.next_step()
