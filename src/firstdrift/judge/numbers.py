@@ -153,6 +153,7 @@ NUMBERS = (
     Number("judge.exceptions.parts", "PROBES", "numbers", "budget", ""),
     Number("judge.exceptions.parts", "OUTWEIGHED", "times what is left", "choice", ""),
     Number("judge.exceptions.parts", "LEAST_EFFECT", "times", "derived", ""),
+    Number("judge.exceptions.parts", "NOTHING", "relative, in float64", "derived", ""),
     Number("judge.exceptions.parts", "FURTHER", "times the weight's size", "choice", ""),
     Number("judge.exceptions.equal_functions", "READERS", "modules", "budget", ""),
     Number("judge.exceptions.parts", "SPREAD", "roundings", "derived", ""),

@@ -32,8 +32,9 @@ def unexercised(case: Case, chains: Chains) -> Findings:
     """Clean pairs whose calls would part on other numbers; nothing where a run has drifted anyway."""
     if not is_torch_here() or any(chain[-1].verdict in DRIFTS for chain in chains.values()):
         return {}
-    same = alike(case, chains)
-    sites = [site for site in case.items if site in same and _is_made_first(site, case)]
+    same, first = alike(case, chains), min((site.step for site in case.items), default=0)
+    made = (site for site in case.items if site.phase in ("fwd", "loss") and (site.step, site.sample) == (first, None))
+    sites = [site for site in made if site in same and case.items[site].pair.reference.site == site]
     try:
         programs = _programs(case, sites)
     except FormatError:  # of a program that is damaged; the tensors are still compared
@@ -60,13 +61,6 @@ def _is_near(item: Measured) -> bool:
         return False
     error = item.measurement.rel_l2
     return item.measurement.bit_equal or (error is not None and error <= NEAR)
-
-
-def _is_made_first(site: Site, case: Case) -> bool:
-    """Whether the first step's forward pass makes a tensor, which one pair is about."""
-    first = min((one.step for one in case.items), default=0)
-    is_first = site.phase in ("fwd", "loss") and (site.step, site.sample) == (first, None)
-    return is_first and case.items[site].pair.reference.site == site
 
 
 def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:

@@ -20,12 +20,13 @@ from ...program.running.rounding import decisions
 from ..case import Case
 from ..noise import ROUNDED, Excess, excess_of
 from ..replay.introducing import DRIFT
-from ..replay.random_inputs import TRIALS, are_apart, is_mask, random_like
+from ..replay.random_inputs import TRIALS, is_mask, random_like
 from ..replay.replays import LIMITS, Replays, Tensors
 
 PROBES = 256  # numbers of a weight without a derivative that are moved one by one
 OUTWEIGHED = 8.0  # times what is left of it, what a difference that is made up for does by itself
 LEAST_EFFECT = 1e-9  # more than none
+NOTHING = 1e-12  # of a tensor, what rounding leaves in float64
 FURTHER = 64.0  # times its weight's size, a difference on the way to a decision has no effect on it either
 SPREAD = ROUNDED * 12.0**0.5  # of a unit roundoff, evenly drawn numbers are spread that are as far off as one rounding
 FLOAT32 = UNIT_ROUNDOFF["f32"]
@@ -223,7 +224,8 @@ class Trials:
         worst = 0.0
         for at in range(len(side.outputs)):
             expected, found = side.run(at, given), side.run(at, given, others.get)
-            if are_apart(expected, found):
+            largest = float(np.abs(expected).max(initial=0.0))
+            if not np.allclose(expected, found, rtol=NOTHING, atol=NOTHING * largest):
                 excess = self._excess(at, given, expected, found, unit)
                 worst = max(worst, 0.0 if excess is None else max(excess.times, LEAST_EFFECT))
         return worst
