@@ -81,8 +81,7 @@ def _by_program(case: Case) -> tuple[Pass, ...]:
     """The passes that run programs; torch is loaded with them."""
     if case.replays is None:
         return ()
-    from .passes.excepted import excepted
-    from .passes.replayed import replayed
+    from .passes.by_program import excepted, replayed
 
     return replayed, excepted
 

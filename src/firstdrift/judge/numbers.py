@@ -95,7 +95,7 @@ NUMBERS = (
     Number("program.running.scalars", "SAME", "relative, in float64", "derived", ""),
     Number("judge.replay.introducing", "DRIFT", "times what draws come to", "choice", "next_to_noise"),
     Number("judge.replay.introducing", "MASKED", "elements", "choice", "other_masks"),
-    Number("judge.passes.replayed", "CANCELS", "times its own size", "choice", ""),
+    Number("judge.passes.by_program", "CANCELS", "times its own size", "choice", ""),
     Number("judge.replay.exercised", "APART", "times what draws come to", "choice", ""),
     Number("judge.replay.exercised", "SIZES", "times those on record", "choice", ""),
     Number("judge.replay.exercised", "NAMED", "operations", "choice", ""),
