@@ -77,7 +77,7 @@ def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
         steps = {site.step for site in sites} & reference.steps.keys() & candidate.steps.keys()
         if all(_written(reference.steps[step]) == _written(candidate.steps[step]) for step in steps):
             return None
-    elif named_alike and reference is candidate is None:
+    elif reference is not None or candidate is not None or named_alike:
         return None
     from .replay.replays import Own
 
