@@ -39,7 +39,7 @@ def watch():
     global peak
     while not done.wait(0.005):
         peak = max(peak, anonymous())
-import torch, firstdrift.judge.passes.replayed, firstdrift.judge.passes.excepted
+import torch, firstdrift.judge.passes.by_program
 loaded = anonymous()
 watching = threading.Thread(target=watch)
 watching.start()

@@ -267,4 +267,4 @@ def test_a_clean_comparison_loads_nothing_that_explains_differences(traces):
     assert not parts & {"explain", "program", "capture", "live", "aprt", "weights"}
     judge = {name.split(".")[-1] for name in done.stderr.split() if name.startswith("firstdrift.judge.")}
     assert "judging" in judge
-    assert not judge & {"calibrated", "excepted", "replayed", "replays", "introducing", "stage_values"}
+    assert not judge & {"calibrated", "by_program", "replays", "introducing", "stage_values"}

@@ -10,7 +10,7 @@ import firstdrift as fd
 from firstdrift.core.traces import Trace
 from firstdrift.judge.measure import measuring
 from firstdrift.judge.measure.result import Why
-from firstdrift.judge.passes import replayed as replaying
+from firstdrift.judge.passes import by_program as replaying
 from firstdrift.program.building import op_fit
 
 X, W = normal(32, 16), normal(8, 16, seed=1)

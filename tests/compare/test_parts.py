@@ -5,7 +5,7 @@ import pytest
 from making import normal, record
 
 import firstdrift as fd
-from firstdrift.judge.measure.scales import parts_of, profile_of, worst_of
+from firstdrift.judge.measure.scales import parts_of, worst_of
 
 UNIT = 2.0**-24
 LIMIT = 25 * UNIT
@@ -18,7 +18,7 @@ def product(rows=1.0, columns=1.0, seed=0):
 
 
 def excess(expected, found):
-    return worst_of(parts_of(profile_of(expected, found, least=UNIT)), LIMIT).excess
+    return worst_of(parts_of(expected, found, least=UNIT), LIMIT).excess
 
 
 LARGE = {
@@ -55,7 +55,7 @@ def test_one_massive_element_hides_nothing():
     expected[0, 0] = 1e8
     found = expected.copy()
     found[9, 9] += 1e-3
-    part = worst_of(parts_of(profile_of(expected, found, least=UNIT)), LIMIT)
+    part = worst_of(parts_of(expected, found, least=UNIT), LIMIT)
     assert (part.where, part.excess > 1) == ("element 9, 9", True)
 
 
@@ -63,7 +63,7 @@ def test_the_same_rows_have_the_same_parts_in_every_shape():
     expected, found = product()
     found[5] *= np.float32(1.001)
     shapes = [(96, 80), (1, 96, 80), (4, 24, 80), (2, 6, 8, 80)]
-    worst = [worst_of(parts_of(profile_of(expected.reshape(s), found.reshape(s), least=UNIT)), LIMIT) for s in shapes]
+    worst = [worst_of(parts_of(expected.reshape(s), found.reshape(s), least=UNIT), LIMIT) for s in shapes]
     assert len({(one.where, one.error) for one in worst}) == 1
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_finite_is_left_to_others():
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (0, 4), (5, 1)])
 def test_tensors_of_few_numbers_are_judged_as_a_whole(shape):
     x = np.ones(shape)
-    assert profile_of(x, x, least=UNIT) is None if x.size == 0 else excess(x, x * (1 + 1e-3)) > 1
+    assert parts_of(x, x, least=UNIT) is None if x.size == 0 else excess(x, x * (1 + 1e-3)) > 1
 
 
 def test_a_part_that_nobody_can_explain_is_inconclusive(tmp_path):

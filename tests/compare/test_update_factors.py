@@ -47,7 +47,7 @@ def test_a_full_step_the_other_way_is_no_drift_where_its_gradient_is_noise():
     both = [weight - np.float32(1e-3) * np.sign(one) for one in (gradient, other)]
     known = update_of((weight, weight), (both[0], both[1]), 2.0**-24, (gradient, other))
     unknown = update_of((weight, weight), (both[0], both[1]), 2.0**-24)
-    assert (known.is_apart, unknown.is_apart) == (False, True)
+    assert (known.is_apart(), unknown.is_apart()) == (False, True)
 
 
 def test_an_update_that_nobody_could_see_is_hidden():

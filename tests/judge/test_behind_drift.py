@@ -7,7 +7,7 @@ from torch import nn
 
 import firstdrift as fd
 from firstdrift.judge.measure.result import Verdict
-from firstdrift.judge.passes import replayed
+from firstdrift.judge.passes import by_program
 
 from .networks import replays_of
 
@@ -45,7 +45,7 @@ def test_the_nearest_are_replayed_and_the_first_drift_stays_the_first(tmp_path, 
     paths = recorded(tmp_path)
     everything = asked(fd.diff(*paths))
     assert f"{LAYERS - 1}.0" in everything
-    monkeypatch.setattr(replayed, "BEHIND_DRIFT", 2 * WIDTH * WIDTH)
+    monkeypatch.setattr(by_program, "MOST_ELEMENTS", 2 * WIDTH * WIDTH)
     result = fd.diff(*paths)
     assert (result.exit_code, result.first_drift.name) == (1, "1.1"), result.sentence
     assert "2.0" in asked(result)

@@ -337,11 +337,10 @@ class CastingNorm(nn.Module):
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def test_casts_to_float32_are_reported_and_done_without_in_the_float64_run(tmp_path):
+def test_casts_to_float32_are_done_without_in_the_float64_run(tmp_path):
     model, (x, _) = classifier(CastingNorm()), data()
     fd.calibrate(model, x, tmp_path / "r")
     trace = fd.open_trace(tmp_path / "r")
-    assert any(note.startswith("casts to shorter types in 1, ") for note in trace.notes)
     assert trace[fd.Site(0, "fwd", "1", "out")].details["noise"]["float64"] > 3e-8
 
 

@@ -19,7 +19,8 @@ import firstdrift
 from firstdrift.core.records import Record
 from firstdrift.core.sites import Site
 from firstdrift.judge import noise
-from firstdrift.judge.apriori import calibrated, grids, kinds, ladder
+from firstdrift.judge.apriori import calibrated, kinds, ladder
+from firstdrift.judge.exceptions import shorter
 from firstdrift.judge.measure import scales, updates
 from firstdrift.judge.measure.scales import Parts
 from firstdrift.judge.numbers import NUMBERS, SOURCES
@@ -148,13 +149,13 @@ def rounding_of_an_update():
 
 def noisier_updates():
     scatter = lambda times: lambda step: times * 8 * F32 * step * np.sign(normal(len(step), seed=2))  # noqa: E731
-    assert not _update(1.0, scatter(6), weight=1e-9).is_apart
-    assert _update(1.0, scatter(12), weight=1e-9).is_apart
+    assert not _update(1.0, scatter(6), weight=1e-9).is_apart()
+    assert _update(1.0, scatter(12), weight=1e-9).is_apart()
 
 
 def derived_constants():
     """The usual beta of 0.999, twice rounded: a constant derived from it in float32 is off by 1.3e-5."""
-    from firstdrift.judge.derived import derived
+    from firstdrift.judge.passes.by_limits import derived
 
     record = Record(Site(0, "weight_after", "w", "weight"), "f32", (4,), (0, 0, 16))
     off = derived(Pair(record.site, record, (record,), "name"), SimpleNamespace(header={}))
@@ -177,7 +178,7 @@ def factors_by_chance():
 
 
 def given_weights():
-    from firstdrift.judge.passes.given import _of
+    from firstdrift.judge.passes.by_bytes import _given as _of
 
     def verdict(roundings):
         record = Record(Site(0, "weight", "w", "weight"), "f32", (4,), (0, 0, 16))
@@ -193,7 +194,7 @@ def given_weights():
 
 
 def _local(row, element):
-    from firstdrift.judge.passes.local import _of
+    from firstdrift.judge.passes.by_bytes import _local as _of
 
     record = Record(Site(0, "fwd", "a", "out"), "f32", (4,), (0, 0, 16))
     measured = SimpleNamespace(nonfinite_agree=True, rel_l2=1e-8, compared=4)
@@ -298,14 +299,6 @@ def constants():
 
     assert times(1.5) <= 1
     assert times(3.0) > 1
-
-
-def clear_of_draws():
-    expected = np.ones((8, 8))
-    silent = noise.excess_of(expected, expected + 0.8e-3, 1e-3, lambda seed: expected)
-    loud = noise.excess_of(expected, expected + 1.5e-3, 1e-3, lambda seed: expected)
-    assert silent.times == 0
-    assert loud.times > 1
 
 
 def many_draws():
@@ -483,17 +476,12 @@ def other_masks():
     assert not _masked(48, 10, 10)
 
 
-def masks_by_chance():
-    assert _masked(1000, 100, 160)
-    assert not _masked(1000, 100, 240)
-
-
 def other_formulas():
-    from firstdrift.judge.replay.restated import _are_apart
+    from firstdrift.judge.replay.random_inputs import are_apart
 
     one = np.array([1.0, 0.5])
-    assert not _are_apart(one, one + 0.7e-13)
-    assert _are_apart(one, one + 1.6e-13)
+    assert not are_apart(one, one + 0.7e-13)
+    assert are_apart(one, one + 1.6e-13)
 
 
 def jumps():
@@ -568,30 +556,6 @@ def agreeing_runs():
     assert not calibrated.is_rounding(100 * 1e-6, 1e-6, "f32")
 
 
-def one_rounding():
-    numbers = RNG(0).lognormal(size=100_000)
-    off = np.sqrt(np.mean((numbers.astype(np.float32) - numbers) ** 2) / np.mean(numbers**2))
-    assert 0.6 < ladder.stored(F32) / off < 1.6
-
-
-def two_roundings():
-    numbers = RNG(0).lognormal(size=(2, 100_000))
-    exact = numbers[0] * numbers[1]
-    off = np.prod(numbers.astype(np.float16).astype(np.float64), axis=0) - exact
-    error = np.sqrt(np.mean(off**2) / np.mean(exact**2)) / 2.0**-11
-    assert 0.6 < ladder.OPERANDS / error < 1.6
-
-
-def accumulators():
-    terms = normal(256, 1024).astype(np.float32)
-    total = np.zeros(256, np.float16)
-    for term in terms.T:
-        total = (total.astype(np.float32) + term).astype(np.float16)
-    exact = terms.sum(1, dtype=np.float64)
-    error = np.sqrt(np.mean((total - exact) ** 2) / np.mean(exact**2)) / 2.0**-11 / np.sqrt(1024)
-    assert 0.6 < ladder.ACCUMULATED / error < 1.6
-
-
 def short_limits():
     assert 2 < ladder.local_limit(2.0**-8, 1, "linear", 10_000) / 2.0**-8 < 4.5
 
@@ -635,20 +599,8 @@ def small_limits():
 
 
 def floors():
-    for kind, unit, least, most in (("linear", F32, 1.2, 2.6), ("norm", F32, 0.5, 1.2), ("linear", 2.0**-8, 0.4, 0.9)):
-        assert least < ladder.floor(kind, unit) / unit < most
-
-
-def rungs():
-    bf16 = next(one for one in ladder.RUNGS if one.name == "bfloat16 operands")
-    assert bf16.holds(1.15 * bf16.error(64), 64)
-    assert not bf16.holds(1.35 * bf16.error(64), 64)
-
-
-def growing_rungs():
-    f16 = next(one for one in ladder.RUNGS if one.name == "bfloat16 accumulator")
-    found = [ladder.rung([f16.error(64), f16.error(64 * times)], [64, 64 * times], "f32", (f16,)) for times in (3, 5)]
-    assert found == [None, f16]
+    assert 1.2 < ladder.floor(F32) / F32 < 2.6
+    assert 0.4 < ladder.floor(2.0**-8) * 2.0**8 < 0.9
 
 
 def off_grids():
@@ -656,15 +608,15 @@ def off_grids():
     rounded = exact.astype(np.float16).astype(np.float32)
     mixed = np.where(np.arange(10_000) % 10 < 4, rounded, exact)
     mostly = np.where(np.arange(10_000) % 10 < 7, rounded, exact)
-    assert grids.coarser_grid(mixed, rounded, 1e-4) == "f16"
-    assert grids.coarser_grid(mostly, rounded, 1e-4) is None
-    assert grids.coarser_grid(np.where(np.arange(10_000) % 10 < 3, rounded, exact), rounded, 1e-4) == "f16"
+    assert shorter.coarser_grid(mixed, rounded, 1e-4) == "f16"
+    assert shorter.coarser_grid(mostly, rounded, 1e-4) is None
+    assert shorter.coarser_grid(np.where(np.arange(10_000) % 10 < 3, rounded, exact), rounded, 1e-4) == "f16"
 
 
 def grids_claim():
     exact = normal(10_000).astype(np.float32)
-    assert grids.coarser_grid(exact, exact.astype(np.float16).astype(np.float32), 1e-4) == "f16"
-    assert grids.coarser_grid(exact, (exact.view(np.uint32) & 0xFFFFFF80).view(np.float32), 1e-4) is None
+    assert shorter.coarser_grid(exact, exact.astype(np.float16).astype(np.float32), 1e-4) == "f16"
+    assert shorter.coarser_grid(exact, (exact.view(np.uint32) & 0xFFFFFF80).view(np.float32), 1e-4) is None
 
 
 def systematic_ties():
@@ -743,7 +695,7 @@ def numbers_in(path):
 def test_every_number_that_judges_is_in_the_table():
     there = {
         (".".join(path.relative_to(SOURCE).with_suffix("").parts), name)
-        for path in JUDGING for name in numbers_in(path) if name not in ("RUNGS", "ATTENTION_RUNGS", "NUMBERS")
+        for path in JUDGING for name in numbers_in(path) if name != "NUMBERS"
     }  # fmt: skip
     assert {(one.where, one.name.partition(".")[0]) for one in NUMBERS} == there
 
@@ -766,8 +718,8 @@ def test_every_row_has_a_unit_a_source_and_a_claim_that_is_there():
 def test_no_function_that_judges_hides_a_number():
     plain = {0, 1, 2, 3, -1, 0.5}  # counts of axes, halves, squares
     shown = {
-        ("ladder", 0.375), ("ladder", 0.25), ("ladder", 1024), ("ladder", 12), ("noise", 12), ("noise", 4),
-        ("equal_functions", 4096), ("introducing", 1e-6), *(("sums", place) for place in (6, 7, 8, 9)),
+        ("noise", 12), ("noise", 4),
+        ("introducing", 1e-6), *(("sums", place) for place in (6, 7, 8, 9)),
     }  # fmt: skip
     for path in JUDGING:
         for function in ast.walk(ast.parse(path.read_text("utf-8"))):

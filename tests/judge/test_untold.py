@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import firstdrift as fd
-from firstdrift.judge.measure.scales import least_part, parts_of, profile_of
+from firstdrift.judge.measure.scales import least_part, parts_of
 
 BF16 = 2.0**-8
 
@@ -59,8 +59,7 @@ def off(share, worst):
     expected = random.standard_normal((16, 32))
     errors = share * BF16 * random.standard_normal((16, 32))
     errors[3] *= worst / share
-    profile = profile_of(expected, expected * (1 + errors), least=1e-3)
-    return parts_of(profile)
+    return parts_of(expected, expected * (1 + errors), least=1e-3)
 
 
 @pytest.mark.parametrize(("share", "worst", "is_clear"), [(0.5, 1.0, True), (1.6, 1.6, True), (1.6, 5.0, False)])

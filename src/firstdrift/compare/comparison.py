@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from math import inf
 from numbers import Real
 from os import PathLike
@@ -24,12 +24,11 @@ from ..judge.case import Case, Chains, fold
 from ..judge.graph import Graph
 from ..judge.judging import BY_BYTES, case_of, judge, results_of
 from ..judge.jump import by_jump
-from ..judge.measure.measuring import load_recorded, measure_pairs
+from ..judge.measure.measuring import measure_pairs
 from ..judge.measure.pair_rows import PairRow, row_of_pair
 from ..judge.measure.result import Cause, PairResult, Result, Why
 from ..judge.measure.storage import as_stored
-from ..judge.measure.updates import NOISIER
-from ..judge.passes.comparable import refuse_nan
+from ..judge.passes.by_bytes import refuse_nan
 from ..judge.passes.weakest import proves
 from ..judge.replay.programs import is_torch_here
 from ..judge.truth import ask
@@ -84,12 +83,8 @@ def align_traces(
     selection = Selection(_globs(only), _globs(phases), _globs(ignore))
     alignment = align(of_reference, of_candidate, mapping=mapping, selection=selection, units=units)
     meant = () if mapping is None else tuple(mapping.meant)
-    return Opened(
-        of_reference,
-        of_candidate,
-        replace(alignment, pairs=as_stored(alignment.pairs, of_reference, of_candidate)),
-        meant,
-    )
+    pairs = as_stored(alignment.pairs, of_reference, of_candidate)
+    return Opened(of_reference, of_candidate, replace(alignment, pairs=pairs), meant)
 
 
 def compare_pairs(reference: Source, candidate: Source, **options: object) -> list[PairRow]:
@@ -132,39 +127,28 @@ def diff(
     )  # fmt: skip
     arbiter = None if truth is None else _open(truth, order)
     traces = (opened.reference, opened.candidate, *(() if arbiter is None else (arbiter,)))
+    may_lack, may_be_nan = _globs(allow_missing), _globs(allow_nan)
     with unchanged(*traces), np.errstate(all="ignore"):  # NaN is for the verdict to tell, and not for numpy
-        allowed = (_globs(allow_missing), _globs(allow_nan))
-        return _compared(opened, arbiter, verify, rule, abs_floor, allowed, explain, advance)
-
-
-def _compared(
-    opened: Opened, truth: Trace | None, verify: bool, rule: str, abs_floor: float,
-    allowed: tuple[tuple[str, ...], tuple[str, ...]], explain: bool, advance: Callable[[int], None] | None,
-) -> Result:  # fmt: skip
-    reference, candidate = opened.reference, opened.candidate
-    if verify:
-        reference = reference.with_problems(compare_checksums(reference))
-        candidate = candidate.with_problems(compare_checksums(candidate))
-    alignment, (allow_missing, allow_nan) = opened.alignment, allowed
-    measured = list(measure_pairs(alignment.pairs, reference, candidate, advance or (lambda nbytes: None)))
-    graph = Graph(reference, alignment.pairs)
-    truths = None if truth is None else ask(measured, reference, candidate, truth)
-    case = case_of(reference, candidate, alignment, measured, graph, truths)
-    if rule == "jump":
-        chains = fold(case, {}, (*BY_BYTES, by_jump(abs_floor), refuse_nan(allow_nan)))
-    else:
-        case, chains = judge(case, allow_nan, opened.meant)
-    notes = _without_torch(case, chains) if rule == "noise" and truth is None else []
-    judged = with_reasons(results_of(case, chains))
-    compared, measured = Compared(reference, candidate, case.alignment, graph), list(case.items.values())
-    why = partial(_explain, compared=compared, case=case) if explain else None
-    proven = None if rule == "jump" else partial(proves, case, chains)
-    may_miss = partial(_fits_any, allow_missing)
-    return compose(judged, measured, compared, may_miss, why, notes, case.settings, proven)
-
-
-def _fits_any(globs: tuple[str, ...], site: Site) -> bool:
-    return any(fits_glob(site, glob) for glob in globs)
+        of_reference, of_candidate, alignment = opened.reference, opened.candidate, opened.alignment
+        if verify:
+            of_reference = of_reference.with_problems(compare_checksums(of_reference))
+            of_candidate = of_candidate.with_problems(compare_checksums(of_candidate))
+        measured = list(measure_pairs(alignment.pairs, of_reference, of_candidate, advance or (lambda nbytes: None)))
+        graph = Graph(of_reference, alignment.pairs)
+        truths = None if arbiter is None else ask(measured, of_reference, of_candidate, arbiter)
+        case = case_of(of_reference, of_candidate, alignment, measured, graph, truths)
+        if rule == "jump":
+            chains = fold(case, {}, (*BY_BYTES, by_jump(abs_floor), refuse_nan(may_be_nan)))
+        else:
+            case, chains = judge(case, may_be_nan, opened.meant)
+        compared = Compared(of_reference, of_candidate, case.alignment, graph)
+        return compose(
+            with_reasons(results_of(case, chains)), list(case.items.values()), compared,
+            lambda site: any(fits_glob(site, glob) for glob in may_lack),
+            partial(_explain, compared=compared, case=case) if explain else None,
+            _without_torch(case, chains) if rule == "noise" and arbiter is None else [], case.settings,
+            None if rule == "jump" else partial(proves, case, chains),
+        )  # fmt: skip
 
 
 def with_reasons(judged: Sequence[PairResult]) -> list[PairResult]:
@@ -177,18 +161,16 @@ def _without_torch(case: Case, chains: Chains) -> list[str]:
     doubts = sum(any(finding.why is Why.DOUBT for finding in chain) for chain in chains.values())
     if case.replays is not None or not doubts or is_torch_here():
         return []
-    pairs = "1 pair in doubt was" if doubts == 1 else f"{doubts} pairs in doubt were"
-    return [
-        f"{pairs} judged by limits alone; install firstdrift[torch] to run the reference's operations on their inputs"
-    ]
+    said = "judged by limits alone; install firstdrift[torch] to run the reference's operations on their inputs"
+    return [f"1 pair in doubt was {said}" if doubts == 1 else f"{doubts} pairs in doubt were {said}"]
 
 
 def _explain(result: PairResult, compared: Compared, case: Case) -> Cause | None:
     """Why a pair drifts, from two traces; the hypotheses are loaded only when there is something to explain."""
     from ..explain.gathering import Runs, gather
 
-    pairs = {pair.site: pair for pair in compared.alignment.pairs}
     facts: dict[str, Any] = {"batch": compared.reference.header.get("batch"), **compared.alignment.unpaired}
+    pairs = {pair.site: pair for pair in compared.alignment.pairs}
     runs = Runs(compared.graph, pairs, compared.reference, compared.candidate, facts)
     evidence = gather(result.site, runs, noise_of(result, case))
     if evidence is None:
@@ -267,21 +249,22 @@ def _usual_limit(result: PairResult, case: Case) -> float:
     if item is None or item.measurement is None:
         return result.limit or 0.0
     if item.update is not None:
-        return max(item.update.open, NOISIER * item.update.noise)
+        return item.update.limit
     return case.limits.local(item, case.limits.producers(result.site))
 
 
 def replayed_evidence(evidence: Evidence, pair: Pair, replays: Replays) -> Evidence | None:
     """The same drift, with what the reference's program makes of the candidate's inputs as what was expected."""
     from ..explain.gathering import with_replay
+    from ..judge.replay.introducing import found_at
     from ..program.interpreter import NotReplayableError
 
     site = pair.reference.site
     with replays.running():
         try:
-            whole, found = replays.expected(site, own_weights=False), load_recorded(pair, *replays.traces)[1]
+            whole, found = replays.expected(site, own_weights=False), found_at(pair, replays)
             expected = None if whole is None else apply_all(whole, pair.reference_steps)
-            if expected is None or expected.shape != found.shape or np.array_equal(expected, found):
+            if expected is None or found is None or expected.shape != found.shape or np.array_equal(expected, found):
                 return None
             before = replays.counterparts.array(site._replace(phase="weight")) if site.phase == "weight_after" else None
             cut = [step for step in pair.reference_steps if step.kind == "slice"]
@@ -300,21 +283,10 @@ def _globs(given: Globs) -> tuple[str, ...]:
     return globs
 
 
-def assert_same(
-    reference: Source, candidate: Source, *, truth: Source | None = None,
-    map: Map | None = None, only: Globs = (), phases: Globs = (),
-    ignore: Globs = (), allow_missing: Globs = (), allow_nan: Globs = (), verify: bool = False, rule: str = "noise",
-    abs_floor: float = 1e-4, reference_reduction: str | None = None, candidate_reduction: str | None = None,
-    batch: int | None = None, order: str | PathLike[str] | None = None, explain: bool = True,
-    advance: Callable[[int], None] | None = None,
-) -> Result:  # fmt: skip
+@wraps(diff, assigned=())
+def assert_same(*traces: Any, **options: Any) -> Result:
     """Raise AssertionError with the head of the report unless two traces agree up to noise; options as in `diff`."""
-    result = diff(
-        reference, candidate, truth=truth, map=map, only=only, phases=phases, ignore=ignore,
-        allow_missing=allow_missing, allow_nan=allow_nan, verify=verify, rule=rule, abs_floor=abs_floor, batch=batch,
-        order=order, reference_reduction=reference_reduction, candidate_reduction=candidate_reduction, explain=explain,
-        advance=advance,
-    )  # fmt: skip
+    result = diff(*traces, **options)
     if result.exit_code:
         from ..report.text import render
 

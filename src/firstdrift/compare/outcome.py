@@ -15,6 +15,7 @@ from ..judge.graph import Graph
 from ..judge.measure.measuring import Measured
 from ..judge.measure.result import (
     CLEAN,
+    DRIFTS,
     Cause,
     Coverage,
     Effect,
@@ -50,9 +51,10 @@ class Compared:
 
 
 def _missing_gradients(
-    judged: list[PairResult], alignment: Alignment, reference: Trace, candidate: Trace
+    alignment: Alignment, reference: Trace, candidate: Trace
 ) -> tuple[list[PairResult], tuple[Unmatched, ...]]:
-    """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients.
+    """Gradients that only the reference has are drifts where the candidate knows the module and has other gradients;
+    and what else the candidate has not.
 
     That of an output is lost only by a module whose output was seen, where any was: what runs compiled is not. And that
     of a parameter is not lost where the same module of the candidate has one like it under a name of its own, or as
@@ -63,30 +65,32 @@ def _missing_gradients(
     called_otherwise = {(own_name.get(site.name, site.name), candidate[site].shape) for site in unpaired}
     lacking = [item.site for item in alignment.reference_only if item.site.phase == "weight" and item.site in reference]
     inside = _numbers(candidate, unpaired, lambda name: {own_name.get(one, one) for one in (name, *_around(name))})
-    pieces = _numbers(reference, lacking, lambda name: {name}).items() & inside.items()
-    in_pieces = {name for (name, _), _ in pieces}
+    in_pieces = {name for (name, _), _ in _numbers(reference, lacking, lambda name: {name}).items() & inside.items()}
     names = {pair.site.name for pair in alignment.pairs}  # by the reference's names, whatever the candidate's are
     seen = {(pair.site.name, pair.site.port) for pair in alignment.pairs if pair.site.phase == "fwd"}
     kinds = {(pair.site.step, pair.site.phase, pair.site.sample) for pair in alignment.pairs}
+
+    def is_lost(site: Site) -> bool:
+        if site.phase not in BACKWARD_PHASES or site not in reference or reference[site].absent is not None:
+            return False
+        recorded = (site.name, site.port) in seen if seen and site.phase == "agrad" else site.name in names
+        is_elsewhere = (site.name, reference[site].shape) in called_otherwise or site.name in in_pieces
+        is_elsewhere = is_elsewhere and site.phase in PARAMETER_PHASES
+        return recorded and not is_elsewhere and (site.step, site.phase, site.sample) in kinds
+
     found, left = [], []
     for item in alignment.reference_only:
-        site = item.site
-        recorded = (site.name, site.port) in seen if seen and site.phase == "agrad" else site.name in names
-        known = recorded and (site.step, site.phase, site.sample) in kinds
-        if site.phase in PARAMETER_PHASES and site in reference:
-            known = known and (site.name, reference[site].shape) not in called_otherwise and site.name not in in_pieces
-        if site.phase in BACKWARD_PHASES and known and site in reference and reference[site].absent is None:
+        if is_lost(item.site):
             reason = f"the reference has this gradient, the candidate has not: {item.reason}"
-            pair, by = Pair(site, reference[site], (), "missing"), f"{site.name or 'the model'}'s backward"
+            pair, by = (
+                Pair(item.site, reference[item.site], (), "missing"),
+                f"{item.site.name or 'the model'}'s backward",
+            )
             chain = (Finding("coverage", Verdict.DRIFT, Why.NO_GRADIENT, {"said": item.reason}),)
             found.append(PairResult(pair, Verdict.DRIFT, reason, introduced_by=by, chain=chain))
         else:
             left.append(item)
-    place = {record.site: number for number, record in enumerate(reference)}
-    both = [*judged, *found]
-    if found:
-        both.sort(key=lambda result: place.get(result.pair.reference.site, len(place)))
-    return both, tuple(left)
+    return found, tuple(left)
 
 
 def _numbers(trace: Trace, weights: Sequence[Site], counted: Callable[[str], Set[str]]) -> dict[tuple[str, int], int]:
@@ -111,56 +115,54 @@ def compose(
 ) -> Result:  # fmt: skip
     """The result of a run from the verdicts of its pairs; `may_miss` tells which sites the candidate need not have,
     `explain` is asked why the first drift is one, `proven` what a green verdict proves."""
-    reference, candidate, graph = compared.reference, compared.candidate, compared.graph
-    judged, missing = _missing_gradients(list(judged), compared.alignment, reference, candidate)
-    alignment = replace(compared.alignment, reference_only=missing)
-    said = (*_captures(measured), *notes)
-    result = _result(judged, alignment, graph, reference, candidate, may_miss, said, explain, settings)
-    proves = None if result.exit_code or proven is None else proven()
-    sentence = result.sentence + _weakest(proves) + _other_settings(result, settings)
-    return replace(result, settings=settings, proves=proves, sentence=sentence, claim=result.sentence)
-
-
-def _result(
-    judged: list[PairResult], alignment: Alignment, graph: Graph, reference: Trace, candidate: Trace,
-    may_miss: Callable[[Site], bool], captures: Sequence[str], explain: Explain | None,
-    settings: tuple[SettingResult, ...],
-) -> Result:  # fmt: skip
-    drifts = [result for result in judged if result.verdict in (Verdict.DRIFT, Verdict.PRECISION)]
-    compared = [result for result in judged if result.measurement is not None and result.measurement.compared]
-    missing = [item for item in alignment.reference_only if not may_miss(item.site)]
+    reference, candidate, alignment = compared.reference, compared.candidate, compared.alignment
+    lost, reference_only = _missing_gradients(alignment, reference, candidate)
+    place = {record.site: number for number, record in enumerate(reference)} if lost else {}
+    judged = sorted([*judged, *lost], key=lambda result: place.get(result.pair.reference.site, len(place)))
+    drifts = [result for result in judged if result.verdict in DRIFTS]
+    seen = [result for result in judged if result.measurement is not None and result.measurement.compared]
+    missing = [item for item in reference_only if not may_miss(item.site)]
     problems = [
         *(f"reference {reference.path}: {problem}" for problem in reference.problems),
         *(f"candidate {candidate.path}: {problem}" for problem in candidate.problems),
-        *([_no_counterpart(len(missing))] if missing else []),
-        *([] if compared else ["nothing was compared"]),
+        *([f"{_count(len(missing), 'reference site has', 'reference sites have')} no counterpart"] if missing else []),
+        *([] if seen else ["nothing was compared"]),
     ]
     other = _other_arguments(judged)
     deciding = [result for result in judged if result not in other]
-    verdict = _verdict(deciding, bool(compared))
-    unseen = _not_looked_at(drifts[0], alignment, reference) if drifts else 0
-    first = _first_drift(drifts, explain, settings, unseen) if drifts else None
-    coverage = Coverage(
-        reference_sites=len(reference), candidate_sites=len(candidate), pairs=len(judged), compared=len(compared),
-        elements=sum(r.measurement.compared for r in compared if r.measurement is not None),
-        phases=dict(Counter(result.site.phase for result in compared)),
-    )  # fmt: skip
+    verdict = _verdict(deciding, bool(seen))
     could_not_tell = bool(problems) or verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE)
-    notes = (*alignment.notes, *reference.notes, *candidate.notes, *captures, *_told_of_arguments(other))
-    return Result(
-        verdict=verdict, sentence=_sentence(verdict, first, deciding, problems), pairs=tuple(judged), first_drift=first,
-        cause=_benign_cause(verdict, judged), flips=tuple(r for r in judged if r.verdict is Verdict.FLIP),
-        reference_only=alignment.reference_only, candidate_only=alignment.candidate_only, ignored=alignment.ignored,
-        absorbed=alignment.absorbed,
-        graph=graph.kind, coverage=coverage, notes=tuple(dict.fromkeys(notes)), problems=tuple(problems),
-        exit_code=1 if drifts else 2 if could_not_tell else 0,
+    exit_code = 1 if drifts else 2 if could_not_tell else 0
+    first = None
+    if drifts:
+        unseen = _not_looked_at(drifts[0], replace(alignment, reference_only=reference_only), reference)
+        first = _first_drift(drifts, explain, settings, unseen)
+    proves = None if exit_code or proven is None else proven()
+    claim = _sentence(verdict, first, deciding, problems)
+    said = (*alignment.notes, *reference.notes, *candidate.notes, *_captures(measured), *notes)
+    coverage = Coverage(
+        reference_sites=len(reference), candidate_sites=len(candidate), pairs=len(judged), compared=len(seen),
+        elements=sum(r.measurement.compared for r in seen if r.measurement is not None),
+        phases=dict(Counter(result.site.phase for result in seen)),
     )  # fmt: skip
+    return Result(
+        verdict=verdict, sentence=claim + _weakest(proves) + ("" if exit_code else _other_settings(settings)),
+        pairs=tuple(judged), first_drift=first, cause=_benign_cause(verdict, judged),
+        flips=tuple(r for r in judged if r.verdict is Verdict.FLIP), reference_only=reference_only,
+        candidate_only=alignment.candidate_only, ignored=alignment.ignored, absorbed=alignment.absorbed,
+        graph=compared.graph.kind, coverage=coverage, notes=tuple(dict.fromkeys((*said, *_told_of_arguments(other)))),
+        problems=tuple(problems), exit_code=exit_code, settings=settings, proves=proves, claim=claim,
+    )  # fmt: skip
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"1 {one}" if number == 1 else f"{number} {more}"
 
 
 def _verdict(judged: Sequence[PairResult], compared: bool) -> Verdict:
     """The verdict of the run: the gravest of its pairs."""
     found = {result.verdict for result in judged}
-    if found & {Verdict.DRIFT, Verdict.PRECISION}:
+    if found & DRIFTS:
         return Verdict.DRIFT
     if not compared or Verdict.NOT_COMPARABLE in found:
         return Verdict.NOT_COMPARABLE
@@ -193,7 +195,7 @@ def _agrees(result: PairResult) -> bool:
 def _told_of_arguments(other: Sequence[PairResult]) -> list[str]:
     if not other:
         return []
-    inputs = "1 input is another argument" if len(other) == 1 else f"{len(other)} inputs are other arguments"
+    inputs = _count(len(other), "input is another argument", "inputs are other arguments")
     return [f"{inputs} on the two sides, first {in_words(other[0].site)}; what these modules return agrees"]
 
 
@@ -229,8 +231,7 @@ def _first_drift(
     if cause is not None and cause.label:
         sentence += f"; {cause.sentence}" if cause.label == "unknown" else f"; {cause.label}: {cause.sentence}"
     if unseen:
-        sites = "1 site before it was" if unseen == 1 else f"{unseen} sites before it were"
-        sentence += f"; {sites} not looked at"
+        sentence += f"; {_count(unseen, 'site before it was', 'sites before it were')} not looked at"
     if repeats:
         where = f"{repeats[0]} and {len(repeats) - 1} more" if len(repeats) > 1 else repeats[0]
         sentence += f"; systematic: the same at {where}"
@@ -239,25 +240,15 @@ def _first_drift(
 
 def _repeats(drifts: Sequence[PairResult]) -> tuple[str, ...]:
     """Drifts at the same place of other layers: one bug, written once and run many times."""
-    first = drifts[0].site
+    first, *others = (drift.site for drift in drifts)
+    alike = (one for one in others if (one.step, one.phase, one.port) == (first.step, first.phase, first.port))
     pattern = _without_numbers(first.name)
-    return tuple(
-        dict.fromkeys(
-            other.site.name
-            for other in drifts[1:]
-            if (other.site.step, other.site.phase, other.site.port) == (first.step, first.phase, first.port)
-            and other.site.name != first.name
-            and _without_numbers(other.site.name) == pattern
-        )
-    )
+    names = dict.fromkeys(one.name for one in alike if _without_numbers(one.name) == pattern)
+    return tuple(name for name in names if name != first.name)
 
 
 def _without_numbers(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def _no_counterpart(count: int) -> str:
-    return "1 reference site has no counterpart" if count == 1 else f"{count} reference sites have no counterpart"
 
 
 def _cause(result: PairResult) -> Cause | None:
@@ -272,8 +263,7 @@ def _cause(result: PairResult) -> Cause | None:
     if result.why is Why.SETTING:
         return _of_setting(result.facts)
     if result.verdict is Verdict.PRECISION:
-        label = str(result.facts.get("label", "dtype-rounding"))
-        return Cause(label, result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
+        return Cause("dtype-rounding", result.reason, 0.9, "look for a cast, or for TF32 or autocast switched on")
     return None
 
 
@@ -373,13 +363,11 @@ def _weakest(proves: Proves | None) -> str:
     return f"; least sensitive at {where}: an error of {proves.error:.1e} in all of it would be found"
 
 
-def _other_settings(result: Result, settings: Sequence[SettingResult]) -> str:
+def _other_settings(settings: Sequence[SettingResult]) -> str:
     """The settings that differ under a green verdict: which, and that they change nothing."""
-    if result.exit_code or not settings:
+    if not settings:
         return ""
-    keys = list(
-        dict.fromkeys(f"{setting.where}.{setting.key}" if setting.where else setting.key for setting in settings)
-    )
+    keys = list(dict.fromkeys(f"{one.where}.{one.key}" if one.where else one.key for one in settings))
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     what = "a setting differs" if len(keys) == 1 else "settings differ"
     return f"; {what} without effect: {', '.join(keys[:3])}{more}"
@@ -392,6 +380,6 @@ def _captures(measured: Sequence[Measured]) -> list[str]:
     said = []
     for items, what in ((zero, "all zero"), ([item for item in constant if item not in zero], "constant")):
         if items:
-            pairs = "1 pair is" if len(items) == 1 else f"{len(items)} pairs are"
+            pairs = _count(len(items), "pair is", "pairs are")
             said.append(f"{pairs} {what} on both sides, which proves little: first {in_words(items[0].pair.site)}")
     return said

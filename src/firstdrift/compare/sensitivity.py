@@ -140,7 +140,7 @@ def _visible(item: Measured, case: Case, replays: Replays | None, chain: Chain) 
 
 def _by_draws(item: Measured, case: Case, replays: Replays) -> Visible | None:
     """By the noise of the calls that make a tensor."""
-    from ..judge.replay.introducing import DRIFT, before, expected_at, found_at, part_of
+    from ..judge.replay.introducing import DRIFT, before, draw_of, expected_at, found_at
     from ..program.interpreter import NotReplayableError
 
     pair = item.pair
@@ -150,7 +150,7 @@ def _by_draws(item: Measured, case: Case, replays: Replays) -> Visible | None:
             return None
         if replays.first(pair.reference.site) != pair.reference.site:
             return None
-        draws = draws_of(expected, lambda seed: part_of(pair, replays.drawn(pair.reference.site, seed)))
+        draws = draws_of(expected, draw_of(pair, replays))
     except NotReplayableError:
         return None
     if draws is None:
@@ -165,12 +165,8 @@ def _by_draws(item: Measured, case: Case, replays: Replays) -> Visible | None:
     parts = [from_matrix(_in_part(rows, axis), expected) for axis in (0, 1) if rows.shape[1 - axis] > 1]
     whole = _smallest(partial(_is_found_scaled, is_found, base))
     known = [_smallest(partial(_is_found_scaled, is_found, part)) for part in parts]
-    worst = (
-        None
-        if any(value is None for value in known)
-        else max((value for value in known if value is not None), default=whole)
-    )
-    return Visible(pair.site, whole, worst)
+    seen = [value for value in known if value is not None]
+    return Visible(pair.site, whole, max(seen, default=whole) if len(seen) == len(known) else None)
 
 
 def _is_found_scaled(is_found: Callable[[Array], bool], change: Array, size: float) -> bool:

@@ -121,7 +121,7 @@ def _off(asked: Asked) -> float:
     replays, site = asked.replays, asked.site
     own = replays.own_site(site)
     if own is not None and replays.own is not None:
-        made, recorded = replays.own_expected(site), replays.own.trace.array(own)
+        made, recorded = replays.run_own(site), replays.own.trace.array(own)
     else:
         made, recorded = replays.run(site, lambda _: None), replays.reference.array(site)
     if made is None or made.shape != recorded.shape:
@@ -135,7 +135,7 @@ def _sides(asked: Asked, rerun: Rerun) -> Sides:
     """Both sides' programs; the reference's alone where the candidate's own calls do not give what it recorded."""
     alone = Sides(Level(asked, rerun, None, None))
     try:
-        candidate = asked.replays.own_rerun(asked.site, exact=rerun.exact, piece=asked.piece)
+        candidate = asked.replays.own_rerun(asked.site, exact=rerun.exact)
     except NotReplayableError:
         return alone
     if candidate is None or len(candidate.calls) > MOST_CALLS:

@@ -10,11 +10,10 @@ from ..core.dtypes import roundoff
 from ..core.sites import Site
 from ..core.traces import Array, Trace
 from ..pair.pairs import Alignment, Pair
-from ..store.layout import PROGRAM
 from .apriori.limits import Limits
 from .graph import Graph
 from .measure.measuring import Measured, load_recorded
-from .measure.result import Finding, SettingResult, Why
+from .measure.result import CLEAN, Finding, SettingResult, Why
 
 if TYPE_CHECKING:
     from .replay.replays import Own, Replays
@@ -47,11 +46,6 @@ class Case:
         """Both tensors of a pair, brought together."""
         return load_recorded(pair, self.reference, self.candidate)
 
-    @property
-    def has_program(self) -> bool:
-        """Whether the reference recorded its calls."""
-        return self.reference.format == "trace" and (self.reference.path / PROGRAM).is_file()
-
     def unit(self, pair: Pair) -> float:
         """The roundoff of what the candidate stores."""
         return max(self.finest, roundoff(*(record.dtype for record in pair.candidate)))
@@ -61,6 +55,18 @@ def last(chains: Chains, site: Site) -> Finding | None:
     """The last word on a site."""
     chain = chains.get(site, ())
     return chain[-1] if chain else None
+
+
+def limit_of(chain: Chain) -> float | None:
+    """What noise explains, as far as whoever said something of it last knew."""
+    limits = (finding.facts.get("limit") for finding in reversed(chain))
+    return next((float(limit) for limit in limits if limit is not None), None)
+
+
+def is_clean(chains: Chains, site: Site) -> bool:
+    """Whether the last word on a site is that it is right."""
+    finding = last(chains, site)
+    return finding is not None and finding.verdict in CLEAN
 
 
 def undecided(case: Case, chains: Chains) -> list[Measured]:
@@ -76,7 +82,7 @@ def decided(chains: Chains, *whys: Why) -> list[Site]:
 def fold(case: Case, chains: Chains, passes: Iterable[Pass]) -> dict[Site, Chain]:
     """Everything that passes decide, one after the other; each sees what those before it have decided."""
     now = dict(chains)
-    for one in passes:
-        for site, finding in one(case, now).items():
+    for judge_pass in passes:
+        for site, finding in judge_pass(case, now).items():
             now[site] = (*now.get(site, ()), finding)
     return now

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..core.records import Record
 from ..core.sites import Site
 from ..core.traces import Trace
 from ..pair.pairs import Pair
@@ -25,20 +25,13 @@ class Graph:
         self._has_optimizer = reference.header.get("optimizer") is not None
         self._outputs = _ordered(pair.site for pair in pairs if pair.site.phase == "fwd")
         self._flow = _ordered(pair.site for pair in pairs if pair.site.phase == "agrad")
-        samples = {site.sample for chain in self._flow.values() for site in chain} - {None}
-        self.samples_missing = 0 < len(samples) < self.batch  # of a batch, in its activation gradients
-        self._by_name: dict[tuple[int, str, str], list[Site]] = {}
+        self._by_name: dict[tuple[int, str, str], list[Site]] = defaultdict(list)
+        self._phases: dict[tuple[int, str], list[Site]] = defaultdict(list)
         for site in self._pairs:
-            self._by_name.setdefault((site.step, site.phase, site.name), []).append(site)
-        self._place = {
-            site: place
-            for chains in (self._outputs, self._flow)
-            for chain in chains.values()
-            for place, site in enumerate(chain)
-        }
-        self._phases: dict[tuple[int, str], list[Site]] = {}
-        for site in self._pairs:
-            self._phases.setdefault((site.step, site.phase), []).append(site)
+            self._by_name[site.step, site.phase, site.name].append(site)
+            self._phases[site.step, site.phase].append(site)
+        chains = (*self._outputs.values(), *self._flow.values())
+        self._place = {site: place for chain in chains for place, site in enumerate(chain)}
         self._consumers = self._find_consumers()
         self._ran = {(site.step, site.name) for site in self._records if site.phase == "fwd"}
         # Where no module around another was recorded, nothing tells those that ran from mere lists of modules.
@@ -54,18 +47,15 @@ class Graph:
 
     def saw_pass(self, step: int) -> bool:
         """Whether anything of a step was compared between what the model was fed and the gradients of parameters."""
-        return any((step, phase) in self._phases for phase in ("fwd", "lossgrad", "agrad"))
+        return any(self._of_phase(step, phase) for phase in ("fwd", "lossgrad", "agrad"))
 
     def consumer(self, site: Site) -> str | None:
         """The module whose backward makes the gradient of this output."""
-        names = [other.name for other in self._consumers.get(site._replace(phase="fwd", sample=None), ())]
-        if names:
-            return names[0]
+        if consumers := self.consumers(site):
+            return consumers[0].name
         chain = self._outputs.get((site.step, site.sample), [])
         calls = [(other.name, other.call) for other in chain if not other.port.startswith("in.")]
-        if (site.name, site.call) not in calls:
-            return None
-        after = calls[len(calls) - calls[::-1].index((site.name, site.call)) :]
+        after = calls[len(calls) - calls[::-1].index(own) :] if (own := (site.name, site.call)) in calls else []
         if not after:
             return None
         name, call = after[0]
@@ -80,18 +70,15 @@ class Graph:
         if site.phase == "agrad":
             consumer = self.consumer(site)
             return f"{consumer}'s backward" if consumer else "the backward of what reads it"
-        if site.phase == "fwd" and site.port.startswith("in."):  # made on the way, by the module that passes it on
-            return self._maker_around(site) or "the model itself"
+        if site.phase == "fwd" and site.port.startswith("in."):
+            # Made on the way, by the innermost module around that ran, and was not handed the tensor as it is.
+            around = (one for one in _around(site.name) if not self._knows_containers or (site.step, one) in self._ran)
+            return next((one for one in around if not self._was_handed(one, site)), "") or "the model itself"
         return {
             "loss": "the loss", "lossgrad": "the loss's backward", "grad": f"{site.name or 'the model'}'s backward",
             "grad_scaled": "the scaling or clipping of gradients", "optim": "the optimizer",
             "weight_after": "the optimizer" if self._is_trained(site) else f"{site.name or 'the model'}'s forward pass",
         }.get(site.phase, site.name or "the model itself")  # fmt: skip
-
-    def _maker_around(self, site: Site) -> str:
-        """The innermost module around an input that ran, and was not handed the tensor as it is."""
-        ran = (name for name in _around(site.name) if not self._knows_containers or (site.step, name) in self._ran)
-        return next((name for name in ran if not self._was_handed(name, site)), "")
 
     def _was_handed(self, name: str, site: Site) -> bool:
         """Whether a module's own input is the very tensor, on both sides."""
@@ -99,10 +86,9 @@ class Graph:
         if pair is None or pair.reference.at is None or pair.candidate[0].at is None:
             return False
         stored = (pair.reference.at, pair.candidate[0].at)
-        entering = (
-            self._pairs[one] for one in self._by_name.get((site.step, "fwd", name), ()) if one.port.startswith("in.")
-        )
-        return any((one.reference.at, one.candidate[0].at) == stored for one in entering)
+        entering = (one for one in self._by_name.get((site.step, "fwd", name), ()) if one.port.startswith("in."))
+        own = (self._pairs[one] for one in entering)
+        return any((one.reference.at, one.candidate[0].at) == stored for one in own)
 
     def _is_trained(self, site: Site) -> bool:
         """Whether a gradient was recorded of what changed; running statistics have none. Where there is none at all, a
@@ -134,7 +120,7 @@ class Graph:
                 yield from self._by_name.get((site.step - 1, "weight_after", site.name), ())
 
     def _forward(self, site: Site) -> Iterator[Site]:
-        record = self._record(site)
+        record = self._records.get(site) or self._records.get(site._replace(sample=None))
         if record is not None and record.producers is not None:
             yield from self._seen_through(record.producers, site.sample)
             return
@@ -155,8 +141,11 @@ class Graph:
         forward = site._replace(phase="fwd")
         if forward in self._pairs:
             yield forward  # masks and statistics come from the forward pass
-        consumers = self._consumers.get(forward._replace(sample=None), ())
-        found = [gradient for other in consumers for gradient in self._named(other, "agrad", site.sample)]
+        named = [(other, self._by_name.get((other.step, "agrad", other.name), ())) for other in self.consumers(site)]
+        found = [
+            one for other, gradients in named for one in gradients
+            if one.sample in (site.sample, None) and one.call == other.call
+        ]  # fmt: skip
         if found:
             yield from found
             return
@@ -193,10 +182,6 @@ class Graph:
             if port is None or other.port == port or (phase == "optim" and other.port.startswith(f"{port}.")):
                 yield other
 
-    def _named(self, site: Site, phase: str, sample: int | None) -> list[Site]:
-        found = self._by_name.get((site.step, phase, site.name), [])
-        return [other for other in found if other.sample in (sample, None) and other.call == site.call]
-
     def _seen_through(self, sites: Iterable[Site], sample: int | None) -> Iterator[Site]:
         """The nearest compared sites at or above these."""
         waiting, done = list(sites), set()
@@ -215,17 +200,14 @@ class Graph:
     def _of_phase(self, step: int, phase: str) -> list[Site]:
         return self._phases.get((step, phase), [])
 
-    def _record(self, site: Site) -> Record | None:
-        return self._records.get(site) or self._records.get(site._replace(sample=None))
-
     def _find_consumers(self) -> dict[Site, list[Site]]:
         """For every output, the modules that read it, from recorded producers."""
         consumers: dict[Site, list[Site]] = {}
-        for record in self._records.values():
-            if record.site.phase == "fwd":
-                for producer in record.producers or ():
-                    if producer.name != record.site.name:
-                        consumers.setdefault(producer._replace(sample=None), []).append(record.site)
+        forward = (record for record in self._records.values() if record.site.phase == "fwd")
+        for record in forward:
+            for producer in record.producers or ():
+                if producer.name != record.site.name:
+                    consumers.setdefault(producer._replace(sample=None), []).append(record.site)
         return consumers
 
 

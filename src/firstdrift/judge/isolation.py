@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from ..core.arrays import wide
 from ..core.dtypes import roundoff
-from ..core.sites import Site
+from ..core.sites import Site, is_inside
 from ..core.traces import Array, Trace, unchanged
 from ..errors import SelectionError
 from ..kernels import measure
@@ -44,7 +43,7 @@ class Figures:
     what they make of the reference's inputs. Weights that an earlier step has made are inputs like others. `reference`
     is how far the reference is from its own float64 result. `noise` is how large an error may be in a right candidate,
     in the part of the tensor where it is furthest beyond that: by so many `times`, and `own_times` with own weights.
-    `fed` is the largest error of the inputs.
+    `given` is the largest error of the inputs.
     """
 
     site: Site
@@ -55,7 +54,7 @@ class Figures:
     own: float | None
     reference: float
     noise: float
-    fed: float
+    given: float
     times: float
     own_times: float | None
 
@@ -71,7 +70,7 @@ class Figures:
 
     @property
     def is_right_with_own_weights(self) -> bool:
-        """Whether noise explains it once the candidate's own weights are granted."""
+        """Whether noise explains it once the candidate's own weights are taken."""
         return self.is_right or (self.own_times is not None and self.own_times <= DRIFT)
 
 
@@ -101,43 +100,36 @@ def isolate(
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> Isolated:  # fmt: skip
     """Replay one module, forward and backward, and conclude; refused if a file changed meanwhile."""
-    with unchanged(reference, candidate):
-        return _isolated(reference, candidate, alignment, module, advance)
-
-
-def _isolated(
-    reference: Trace, candidate: Trace, alignment: Alignment, module: str, advance: Callable[[int], None]
-) -> Isolated:
-    if not any(record.site.name == module for record in reference):
+    own = [record for record in reference if record.site.name == module]
+    if not own:
         near = sorted({record.site.name for record in reference if module.lower() in record.site.name.lower()})[:3]
         hint = f"near it: {', '.join(near)}" if near else "`firstdrift show` lists the names there are"
         raise SelectionError(f"{reference.path}: nothing is named {module!r}; {hint}")
-    op = next((record.op for record in reference if record.site.name == module and record.op), None) or ""
     asked = [pair.site for pair in alignment.pairs if pair.site.phase in ("fwd", "grad")]
-    replays = replays_for(reference, candidate, alignment.pairs, asked, partial(_starts, module))
     found: list[Figures] = []
-    with nullcontext() if replays is None else replays.running():
-        for site in dict.fromkeys(pair.reference.site for pair in alignment.pairs):
-            made = replays is not None and site in replays.counterparts and _is_made_by(module, site, replays)
-            if replays is not None and made and (one := _figures(site, replays)) is not None:
-                found.append(one)
-            advance(reference[site].nbytes)
+    with unchanged(reference, candidate):
+        replays = replays_for(reference, candidate, alignment.pairs, asked, lambda site: not _is_inside(module, site))
+        with nullcontext() if replays is None else replays.running():
+            for site in dict.fromkeys(pair.reference.site for pair in alignment.pairs):
+                made = replays is not None and site in replays.counterparts and _is_made_by(module, site, replays)
+                if replays is not None and made and (one := _figures(site, replays)) is not None:
+                    found.append(one)
+                advance(reference[site].nbytes)
     figures = tuple(sorted(found, key=lambda one: one.site.phase != "fwd"))
+    op = next((record.op for record in own if record.op), "")
     return _concluded(module, op, figures, _why(module, alignment))
 
 
-def _starts(module: str, site: Site) -> bool:
-    """Whether a replay may start from what the candidate recorded at a site: not inside the module."""
-    return not (site.phase in ("fwd", "agrad") and _is_inside(module, site))
-
-
 def _is_inside(module: str, site: Site) -> bool:
+    """Whether a tensor is made by a module or in it: no replay starts from there."""
+    if site.phase not in ("fwd", "agrad"):
+        return False
     own = site.name == module and site.phase == "fwd" and not site.port.startswith("in.")
     return own or _is_below(site.name, module)
 
 
 def _is_below(name: str, module: str) -> bool:
-    return name != module and name.startswith(f"{module}." if module else "")
+    return name != module and is_inside(name, module)
 
 
 def _is_made_by(module: str, site: Site, replays: Replays) -> bool:
@@ -153,33 +145,30 @@ def _is_made_by(module: str, site: Site, replays: Replays) -> bool:
 
 
 def _figures(site: Site, replays: Replays) -> Figures | None:
-    """The figures of one site; None where the program does not say."""
+    """The figures of one site; None where the program does not say, or where the candidate drew other numbers, and
+    which is not on record."""
     try:
-        return _measured(site, replays)
+        expected, own = (replays.run(site, one) for one in (replays.with_reference_weights, replays.counterparts.array))
+        candidate, exact = replays.counterparts.array(site), replays.run(site, lambda wanted: None)
+        if candidate is None or expected is None or exact is None or own is None or expected.shape != candidate.shape:
+            return None
+        if replays.draws(site) and is_other_mask(expected, candidate):
+            return None
+        excess = _excess(site, replays, expected, candidate)
+        same = np.array_equal(own, expected, equal_nan=True)
+        with_own = None if same else _excess(site, replays, own, candidate)
     except NotReplayableError:
         return None
-
-
-def _measured(site: Site, replays: Replays) -> Figures | None:
-    candidate, granted = replays.counterparts.array(site), replays.run(site, replays.with_reference_weights)
-    reference, exact = replays.reference.array(site), replays.run(site, lambda wanted: None)
-    own = replays.run(site, replays.counterparts.array)
-    if candidate is None or granted is None or exact is None or own is None or granted.shape != candidate.shape:
-        return None
-    if replays.draws(site) and is_other_mask(granted, candidate):
-        return None  # the candidate drew other numbers, and which is not on record
-    pair = replays.counterparts.first(site)
-    excess = _excess(site, replays, granted, candidate)
     if excess is None:
         return None
-    same = np.array_equal(own, granted, equal_nan=True)
-    with_own = None if same else _excess(site, replays, own, candidate)
-    fed = [relative(*both) for both in _given(site, replays)]
+    reference, given = replays.reference.array(site), replays.given(site)
+    both = ((replays.reference.array(one), replays.counterparts.array(one)) for one in given)
+    came_in = [relative(ours, theirs) for ours, theirs in both if theirs is not None]
     return Figures(
-        pair.site._replace(sample=None), _operation(site, replays), relative(reference, candidate),
-        relative(exact, granted), relative(granted, candidate),
+        replays.counterparts.first(site).site._replace(sample=None), _operation(site, replays),
+        relative(reference, candidate), relative(exact, expected), relative(expected, candidate),
         None if with_own is None else relative(own, candidate), relative(exact, reference),
-        excess.limit, max(fed, default=0.0), excess.times, None if with_own is None else with_own.times,
+        excess.limit, max(came_in, default=0.0), excess.times, None if with_own is None else with_own.times,
     )  # fmt: skip
 
 
@@ -197,13 +186,6 @@ def _excess(site: Site, replays: Replays, expected: Array, found: Array) -> Exce
     return excess_of(expected, found, unit, draw)
 
 
-def _given(site: Site, replays: Replays) -> Iterator[tuple[Array, Array]]:
-    for other in replays.given(site):
-        found = replays.counterparts.array(other)
-        if found is not None:
-            yield replays.reference.array(other), found
-
-
 def relative(expected: Array, found: Array) -> float:
     """The relative L2 distance of what was found from what was expected."""
     numbers = measure(expected, found, full=False)
@@ -214,41 +196,43 @@ def relative(expected: Array, found: Array) -> float:
 
 def _operation(site: Site, replays: Replays) -> str:
     """What is computed: by one function as the model's code calls it, or by how many calls."""
-    step, cut = replays.step(site), replays.cut(site)
-    calls = [] if step is None or cut is None else [n for n in cut.nodes if isinstance(step.nodes[n], Call)]
-    written = [] if step is None else [step.as_written(number) for number in calls]
+    made = replays.made(site)
+    calls = [] if made is None else [n for n in made[1].nodes if isinstance(made[0].nodes[n], Call)]
+    written = [] if made is None else [made[0].as_written(number) for number in calls]
     names = {getattr(one, "function", None) or one.op for one in written}
     return names.pop() if len(names) == 1 else f"{len(calls)} calls of the reference's program"
 
 
 def _concluded(module: str, op: str, figures: tuple[Figures, ...], why: str) -> Isolated:
-    shown = module or "the model"
+    shown, exit_codes = module or "the model", {Verdict.NOISE: 0, Verdict.DRIFT: 1, Verdict.INCONCLUSIVE: 2}
+
+    def told(verdict: Verdict, fault: str, sentence: str) -> Isolated:
+        return Isolated(module, op, figures, verdict, fault, sentence, exit_codes[verdict])
+
     outputs = [figure for figure in figures if figure.site.phase == "fwd"]
-    judged = list(figures)
-    if not outputs or not judged:
+    if not outputs:
         sentence = f"{shown} cannot be replayed from these files: {why}; {INSTEAD}"
-        return Isolated(module, op, figures, Verdict.INCONCLUSIVE, "unknown", sentence, 2)
-    wrong = [one for one in judged if one.is_wrong]
-    made_by = op or outputs[0].operation
-    if not wrong and (doubted := [one for one in judged if not one.is_right]):
+        return told(Verdict.INCONCLUSIVE, "unknown", sentence)
+    wrong = [one for one in figures if one.is_wrong]
+    if not wrong and (doubted := [one for one in figures if not one.is_right]):
         first = doubted[0]
         sentence = f"{shown} is next to noise at {first.site}: error {first.introduced:.1e}, noise {first.noise:.1e}"
-        return Isolated(module, op, figures, Verdict.INCONCLUSIVE, "unknown", sentence, 2)
+        return told(Verdict.INCONCLUSIVE, "unknown", sentence)
     if not wrong:
-        came = any(max(one.inherited, one.fed) > max(one.noise, one.reference) for one in judged)
-        tail = "the error came in" if came else "and nothing wrong came in"
-        sentence = f"{shown} itself is right: {tail}" if came else f"{shown} itself is right, {tail}"
-        return Isolated(module, op, figures, Verdict.NOISE, "none", sentence, 0)
+        came = any(max(one.inherited, one.given) > max(one.noise, one.reference) for one in figures)
+        tail = ": the error came in" if came else ", and nothing wrong came in"
+        return told(Verdict.NOISE, "none", f"{shown} itself is right{tail}")
     if all(one.is_right_with_own_weights for one in wrong):
         sentence = f"the weights of {shown} differ; with the candidate's own weights it is right"
-        return Isolated(module, op, figures, Verdict.DRIFT, "weights", sentence, 1)
+        return told(Verdict.DRIFT, "weights", sentence)
     worst = max((one for one in wrong if not one.is_right_with_own_weights), key=lambda one: one.times)
+    made_by = op or outputs[0].operation
     what = f"{shown} computes something else than the reference's {made_by}"
-    if worst.site.phase != "fwd" and not any(one.site.phase == "fwd" for one in wrong):
+    if not any(one.site.phase == "fwd" for one in wrong):
         what = f"the backward of {shown} computes something else than that of the reference's {made_by}"
     error = worst.introduced if worst.own is None else min(worst.introduced, worst.own)
     sentence = f"{what}: error {error:.1e} at {worst.site}, where noise explains {worst.noise:.1e}"
-    return Isolated(module, op, figures, Verdict.DRIFT, "operation", sentence, 1)
+    return told(Verdict.DRIFT, "operation", sentence)
 
 
 def _why(module: str, alignment: Alignment) -> str:

@@ -7,26 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..core.sites import Site, in_words
 from ..core.traces import Trace
 from ..pair.pairs import Alignment
 from .apriori.limits import limits_for
-from .case import Case, Chain, Chains, Findings, Pass, decided, fold
+from .case import Case, Chain, Chains, Findings, Pass, decided, fold, limit_of
 from .exceptions.shorter import shorter
 from .graph import Graph
 from .measure.measuring import Measured, measure_pairs
 from .measure.result import DIRTY, Finding, PairResult, Verdict, Why
 from .measure.storage import as_stored
-from .passes.comparable import comparable, refuse_nan
-from .passes.edges import edges
-from .passes.given import given
-from .passes.inheritance import inheritance, without_source
-from .passes.local import local
+from .passes.by_bytes import comparable, given, local, refuse_nan
+from .passes.closing import cancelled, edges, untested, without_source
+from .passes.inheritance import inheritance
 from .passes.statements import settings_of, stating
-from .passes.untested import untested
 from .replay.programs import is_torch_here, replays_for
-from .small_results import cancelled
 from .truth import Truth
 from .unexercised import unexercised
 
@@ -84,8 +81,7 @@ def _by_program(case: Case) -> tuple[Pass, ...]:
     """The passes that run programs; torch is loaded with them."""
     if case.replays is None:
         return ()
-    from .passes.excepted import excepted
-    from .passes.replayed import replayed
+    from .passes.by_program import excepted, replayed
 
     return replayed, excepted
 
@@ -96,32 +92,24 @@ def results_of(case: Case, chains: Chains) -> list[PairResult]:
 
 
 def _result(item: Measured, case: Case, chain: Chain) -> PairResult:
-    last, site = chain[-1], item.pair.site
-    producers = case.limits.producers(site)
-    measured = item.measurement
-    error = None if measured is None else case.limits.error_of(item, producers)
-    replayed = next((finding for finding in reversed(chain) if finding.by == "replay"), None)
+    last, site, measured = chain[-1], item.pair.site, item.measurement
+    replayed: Mapping[str, Any] = next((one.facts for one in reversed(chain) if one.by == "replay"), {})
     inherited = _number(replayed, "inherited")
     if inherited is None and measured is not None:
-        errors = [case.items[producer] for producer in producers if case.items[producer].measurement is not None]
-        known = (case.limits.error_of(one, case.limits.producers(one.pair.site)) for one in errors)
-        inherited = max(known, default=0.0)
+        before = [case.items[producer] for producer in case.limits.producers(site)]
+        inherited = max((_error(one, case) for one in before if one.measurement is not None), default=0.0)
     return PairResult(
-        item.pair, last.verdict, "", measured, error, inherited, _limit(chain), _introducer(last, site, case),
-        _number(replayed, "error"), chain,
+        item.pair, last.verdict, "", measured, None if measured is None else _error(item, case), inherited,
+        limit_of(chain), _introducer(last, site, case), _number(replayed, "error"), chain,
     )  # fmt: skip
 
 
-def _limit(chain: Chain) -> float | None:
-    """What noise explains, as far as whoever said something of it last knew."""
-    return next(
-        (float(finding.facts["limit"]) for finding in reversed(chain) if finding.facts.get("limit") is not None), None
-    )
+def _error(item: Measured, case: Case) -> float:
+    return case.limits.error_of(item, case.limits.producers(item.pair.site))
 
 
-def _number(finding: Finding | None, key: str) -> float | None:
-    found = None if finding is None else finding.facts.get(key)
-    return None if found is None else float(found)
+def _number(facts: Mapping[str, Any], key: str) -> float | None:
+    return None if facts.get(key) is None else float(facts[key])
 
 
 def _introducer(last: Finding, site: Site, case: Case) -> str | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..core.arrays import real_parts
 from ..core.traces import Array
 from .apriori.ladder import is_short
-from .measure.scales import FEWEST, TWO_SIZES, matrix_of
+from .measure.scales import CLEAR, FEWEST, TWO_SIZES, matrix_of
 
 Floats = NDArray[np.float64]
 Draw = Callable[[int], Array | None]
@@ -34,7 +34,6 @@ OWN = 5.0  # times its own draws', its error may be then
 FACTOR = 8.0  # times the draws', a factor on all of a tensor may be off
 CONSTANT = 2.0  # roundings that a factor may be off because constants were rounded: a step has several
 ROUNDED = 0.42  # of a unit roundoff: one rounding, in the root mean square
-CLEAR = 1.0  # roundings of every number: below that nothing is drawn, because no code is better
 ROUNDS = 3  # of fitting factors to rows and columns in turn
 TINY = 2.0**-102  # numbers of which float32 has fewer digits, or none
 NEXT_TO_NONE = 2.0**-60  # of the largest row: a row that nothing was put into
@@ -86,31 +85,31 @@ def excess_of(expected: Array, found: Array, unit: float, draw: Draw, before: Ar
     exact = real_parts(expected)
     if not _same_where_not_finite(exact, found):
         return Excess("the whole", inf, unit, inf, 0)
-    error = matrix(_finite(real_parts(found) - exact))
+    error = _off(found, exact)
     own = np.maximum(matrix(np.abs(_finite(exact))), TINY) * unit
     if not (np.abs(error) > CLEAR * own).any() and before is None:
         return Excess("the whole", _relative(error, own, unit), unit, 0.0, 0)
     update = None if before is None else _Update(expected, found, before)
     draws: list[Floats] = []
-    most = SMALL_DRAWS if error.size < SMALL else MANY_DRAWS
     worst: Excess | None = None
-    for count in dict.fromkeys((min(FEW_DRAWS if error.size >= SMALL else most, most), most)):
+    for count in (SMALL_DRAWS,) if error.size < SMALL else (FEW_DRAWS, MANY_DRAWS):
         while len(draws) < count:
             drawn = draw(len(draws) + 1)
             if drawn is None or drawn.shape != expected.shape:
                 return None
-            noise = matrix(_finite(real_parts(drawn) - exact))
+            noise = _off(drawn, exact)
             if update is not None:
-                update.add(drawn)
+                update.draws.append(_off(_stored(drawn, found), update.exact))
                 noise = noise + rounding_of(own, len(draws))
             draws.append(noise)
-        found_so = _statistics(error, draws, own, unit)
-        scale = _scales(draws, own)
-        factor = (
-            _factor(error, draws, matrix(_finite(exact)), scale, unit) if update is None else update.factor(own, unit)
-        )
+        found_so, scale = _statistics(error, draws, own, unit), _scales(draws, own)
+        if update is None:
+            factor = _factor(error, draws, matrix(_finite(exact)), scale, unit)
+            seen = min(factor.limit, found_so[0].limit)
+        else:
+            factor = _factor(update.error, update.draws, update.direction, own**2, unit)
+            seen = factor.limit
         whole = 0.0 if scale is None else _invisible(scale, own, unit) * _times(unit).whole
-        seen = min(factor.limit, inf if update is not None else found_so[0].limit)
         worst = replace(max((*found_so, factor), key=lambda one: one.times), whole=whole, seen=seen)
         if not worst.beyond:
             break
@@ -145,19 +144,10 @@ class _Update:
     all of it, and no two sides round otherwise but next to the middle between two numbers."""
 
     def __init__(self, expected: Array, found: Array, before: Array) -> None:
-        self._like = found
-        self._exact = _stored(expected, found)
-        self._error = matrix(_finite(real_parts(found) - self._exact))
-        self._direction = matrix(_finite(real_parts(expected) - real_parts(before)))
-        self._draws: list[Floats] = []
-
-    def add(self, drawn: Array) -> None:
-        """One more draw of the weights after the step, not stored yet."""
-        self._draws.append(matrix(_finite(_stored(drawn, self._like) - self._exact)))
-
-    def factor(self, own: Floats, unit: float) -> Excess:
-        """The factor of one update on the other."""
-        return _factor(self._error, self._draws, self._direction, own**2, unit)
+        self.exact = _stored(expected, found)
+        self.error = _off(found, self.exact)
+        self.direction = _off(expected, real_parts(before))
+        self.draws: list[Floats] = []  # of the weights after the step, stored
 
 
 def rounding_of(own: Floats, seed: int) -> Floats:
@@ -171,8 +161,7 @@ def statistics_of(expected: Array, found: Array, unit: float, draws: Sequence[Ar
     """The statistic of an error that is the furthest beyond that of draws, each as it is: no margin for drawing few."""
     exact = real_parts(expected)
     own = np.maximum(matrix(np.abs(_finite(exact))), TINY) * unit
-    noise = [matrix(_finite(real_parts(draw) - exact)) for draw in draws]
-    found_so = _statistics(matrix(_finite(real_parts(found) - exact)), noise, own, unit)
+    found_so = _statistics(_off(found, exact), [_off(draw, exact) for draw in draws], own, unit)
     return max(found_so, key=lambda one: one.times)
 
 
@@ -330,6 +319,11 @@ def _same_where_not_finite(exact: NDArray[np.float64], found: Array) -> bool:
     overflown = np.isinf(held) & np.isfinite(exact)  # rounding decides on which side of the largest number it falls
     beside &= ~(overflown & np.isfinite(numbers))
     return np.array_equal(numbers[beside], held[beside], equal_nan=True)
+
+
+def _off(array: Array, exact: NDArray[np.float64]) -> Floats:
+    """How far a tensor is from what it should be, as rows, where both are finite."""
+    return matrix(_finite(real_parts(array) - exact))
 
 
 def _finite(array: NDArray[np.float64]) -> NDArray[np.float64]:

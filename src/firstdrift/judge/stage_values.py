@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from ..errors import FirstdriftError, FormatError, storage
 from ..kernels import Measurement, measure
 from .apriori.ladder import likely_limit, local_limit
 from .measure.result import Verdict
-from .measure.scales import Part, least_part, parts_of, profile_of
+from .measure.scales import Part, least_part, parts_of
 
 SCHEMA = "apr-stage-diff-v1"
 DEFAULT_LIMIT = 10
@@ -79,38 +79,26 @@ class StageDiff:
 
     def to_json(self) -> dict[str, Any]:
         """The schema `apr-stage-diff-v1`, and what this adds to it; numbers that are not finite are null, as there."""
-        m = self.measurement
-        number = _integer_or_null if self.integers else _finite_or_null
+        m, integers = self.measurement, self.integers
+        tops = [(top.index, *(self._number(one) for one in (top.a, top.b, top.abs_diff))) for top in self.top_diffs]
         return {
-            "schema": SCHEMA,
-            "path_a": self.path_a,
-            "path_b": self.path_b,
-            "layer": "whole-model" if self.layer is None else self.layer,
-            "dim_product": self.dim_product,
-            "max_abs_diff": number(self.max_abs_diff),
-            "max_abs_diff_index": self.max_abs_diff_index,
-            "rms_diff": _finite_or_null(self.rms_diff),
-            "cosine_sim": _finite_or_null(self.cosine_sim),
-            "top_diffs": [
-                {"index": top.index, "a": number(top.a), "b": number(top.b), "abs_diff": number(top.abs_diff)}
-                for top in self.top_diffs
-            ],
-            "integers": self.integers,
-            "differing": m.differing,
-            "nan_a": m.nan_reference,
-            "nan_b": m.nan_candidate,
-            "inf_a": m.inf_reference,
-            "inf_b": m.inf_candidate,
-            "nonfinite_mismatches": m.nonfinite_mismatches,
-            "nonfinite_mismatch_index": m.nonfinite_mismatch_index,
-            "rel_l2": _finite_or_null(m.rel_l2),
-            "max_rel": None if self.integers else _finite_or_null(m.max_rel),
-            "max_over_std": None if self.integers else _finite_or_null(m.max_over_std),
-            "noise_limit": self.noise_limit,
-            "verdict": self.verdict.value,
-            "reason": self.reason,
+            "schema": SCHEMA, "path_a": self.path_a, "path_b": self.path_b,
+            "layer": "whole-model" if self.layer is None else self.layer, "dim_product": self.dim_product,
+            "max_abs_diff": self._number(self.max_abs_diff), "max_abs_diff_index": self.max_abs_diff_index,
+            "rms_diff": _finite_or_null(self.rms_diff), "cosine_sim": _finite_or_null(self.cosine_sim),
+            "top_diffs": [dict(zip(("index", "a", "b", "abs_diff"), top, strict=True)) for top in tops],
+            "integers": integers, "differing": m.differing, "nan_a": m.nan_reference, "nan_b": m.nan_candidate,
+            "inf_a": m.inf_reference, "inf_b": m.inf_candidate, "nonfinite_mismatches": m.nonfinite_mismatches,
+            "nonfinite_mismatch_index": m.nonfinite_mismatch_index, "rel_l2": _finite_or_null(m.rel_l2),
+            "max_rel": None if integers else _finite_or_null(m.max_rel),
+            "max_over_std": None if integers else _finite_or_null(m.max_over_std),
+            "noise_limit": self.noise_limit, "verdict": self.verdict.value, "reason": self.reason,
             "exit_code": self.exit_code,
-        }
+        }  # fmt: skip
+
+    def _number(self, value: float) -> float | int | None:
+        is_whole = self.integers and isfinite(value) and value == int(value)
+        return int(value) if is_whole else _finite_or_null(value)
 
 
 def diff_stage_files(
@@ -123,31 +111,19 @@ def diff_stage_files(
     a, b = os.fspath(path_a), os.fspath(path_b)
     header = _common_header(a, b)
     files = MappedFile(Path(a)), MappedFile(Path(b))
-    left, right = (_values(file, header) for file in files)
-    measurement = measure(left, right)
-    sums = _walk(left, right)
-    integers = any(_stage(path) in INDEX_PAYLOAD for path in (a, b))
-    limit_of_noise = noise_limit(header.dim_product)
+    count = header.dim_product
+    left, right = (file.view(HEADER_BYTES, 4 * count).view("<f4") for file in files)
+    measurement, integers = measure(left, right), any(_stage(path) in INDEX_PAYLOAD for path in (a, b))
+    largest, at, rms, cosine = _sums(left, right)
+    limit_of_noise = 0.0 if integers else noise_limit(count)
     verdict, reason = _judge_ids(left, right) if integers else _judge(left, right, measurement, limit_of_noise)
     top = _top_diffs(left, right, max(limit, 1))
     for file in files:
         file.check_unchanged()
     return StageDiff(
-        path_a=a,
-        path_b=b,
-        layer=None if header.is_whole_model else header.layer,
-        dim_product=header.dim_product,
-        max_abs_diff=sums.max_abs,
-        max_abs_diff_index=sums.max_index,
-        rms_diff=None if integers else sums.rms(header.dim_product),
-        cosine_sim=None if integers else sums.cosine(),
-        top_diffs=top,
-        integers=integers,
-        measurement=measurement,
-        noise_limit=0.0 if integers else limit_of_noise,
-        verdict=verdict,
-        reason=reason + _other_stage(a, b),
-    )
+        a, b, None if header.is_whole_model else header.layer, count, largest, at, None if integers else rms,
+        None if integers else cosine, top, integers, measurement, limit_of_noise, verdict, reason + _other_stage(a, b),
+    )  # fmt: skip
 
 
 def noise_limit(count: int) -> float:
@@ -168,14 +144,9 @@ def _common_header(a: str, b: str) -> StageHeader:
             "compare the same stage of the same prompt"
         )
     if left.layer != right.layer:
-        raise StageMismatchError(
-            f"layer mismatch: {a} is {_layer(left)}, {b} is {_layer(right)}; compare the same layer"
-        )
+        one, other = ("whole-model" if one.is_whole_model else f"layer {one.layer}" for one in (left, right))
+        raise StageMismatchError(f"layer mismatch: {a} is {one}, {b} is {other}; compare the same layer")
     return left
-
-
-def _layer(header: StageHeader) -> str:
-    return "whole-model" if header.is_whole_model else f"layer {header.layer}"
 
 
 def _stage(path: str) -> str:
@@ -191,10 +162,6 @@ def _other_stage(a: str, b: str) -> str:
     return f"; note that by their names these are two stages, {left} and {right}"
 
 
-def _values(file: MappedFile, header: StageHeader) -> Values:
-    return file.view(HEADER_BYTES, 4 * header.dim_product).view("<f4")
-
-
 def _chunks(left: Values, right: Values) -> Iterator[tuple[int, Values, Values, Values]]:
     """Pieces of both sides with their first index and their absolute difference in float32."""
     with np.errstate(all="ignore"):
@@ -203,27 +170,9 @@ def _chunks(left: Values, right: Values) -> Iterator[tuple[int, Values, Values, 
             yield start, a, b, np.abs(a - b)
 
 
-class _Sums(NamedTuple):
-    max_abs: float
-    max_index: int
-    square: float
-    dot: float
-    square_a: float
-    square_b: float
-
-    def rms(self, count: int) -> float:
-        with np.errstate(over="ignore"):
-            return float(np.float32(sqrt(self.square / count))) if count else 0.0
-
-    def cosine(self) -> float:
-        if not (self.square_a > 0 and self.square_b > 0):  # not `<= 0`: a NaN norm is not above zero either
-            return 0.0
-        return self.dot / (sqrt(self.square_a) * sqrt(self.square_b))
-
-
-def _walk(left: Values, right: Values) -> _Sums:
-    largest, index = 0.0, 0
-    sums = np.zeros(4)
+def _sums(left: Values, right: Values) -> tuple[float, int, float, float]:
+    """The largest difference and its index, the root mean square of all, and the cosine of both sides."""
+    largest, index, sums = 0.0, 0, np.zeros(4)
     for start, a, b, d in _chunks(left, right):
         at = int(np.argmax(np.where(np.isnan(d), np.float32(-1), d)))
         if d[at] > largest:  # strictly, so that the first maximum wins and NaN never does
@@ -231,7 +180,11 @@ def _walk(left: Values, right: Values) -> _Sums:
         wide_a, wide_b, wide_d = (x.astype(np.float64) for x in (a, b, d))
         with np.errstate(all="ignore"):
             sums += [np.dot(x, y) for x, y in ((wide_d, wide_d), (wide_a, wide_b), (wide_a, wide_a), (wide_b, wide_b))]
-    return _Sums(largest, index, *sums.tolist())
+    square, dot, square_a, square_b = sums.tolist()
+    with np.errstate(over="ignore"):
+        rms = float(np.float32(sqrt(square / left.size))) if left.size else 0.0
+    is_known = square_a > 0 and square_b > 0  # a NaN norm is not above zero either
+    return largest, index, rms, dot / (sqrt(square_a) * sqrt(square_b)) if is_known else 0.0
 
 
 def _rank(a: Values, b: Values, d: Values) -> Values:
@@ -248,27 +201,19 @@ def _top_diffs(left: Values, right: Values, limit: int) -> tuple[TopDiff, ...]:
     ranks, indices = np.empty(0, np.float32), np.empty(0, np.int64)
     for start, a, b, d in _chunks(left, right):
         rank = _rank(a, b, d)
-        found = _largest(rank, limit)
+        found = np.arange(rank.size)
+        if rank.size > limit:  # those that may be among the largest: of equal ones the earlier stay
+            found = np.flatnonzero(rank >= np.partition(rank, rank.size - limit)[rank.size - limit])
         if len(ranks) == limit:
-            found = found[rank[found] > ranks[-1]]  # of equal ones the earlier stay
-        if not len(found):
-            continue
-        ranks, indices = np.concatenate([ranks, rank[found]]), np.concatenate([indices, found + start])
-        order = np.argsort(-ranks, kind="stable")[:limit]
-        ranks, indices = ranks[order], indices[order]
+            found = found[rank[found] > ranks[-1]]
+        if len(found):
+            ranks, indices = np.concatenate([ranks, rank[found]]), np.concatenate([indices, found + start])
+            order = np.argsort(-ranks, kind="stable")[:limit]
+            ranks, indices = ranks[order], indices[order]
     a, b = left[indices], right[indices]
     with np.errstate(all="ignore"):
         d = np.abs(a - b)
     return tuple(map(TopDiff, indices.tolist(), a.tolist(), b.tolist(), d.tolist()))
-
-
-def _largest(rank: Values, limit: int) -> NDArray[np.int64]:
-    """Indices of the `limit` largest, of equal ones the first, in ascending order."""
-    if rank.size <= limit:
-        return np.arange(rank.size)
-    least = np.partition(rank, rank.size - limit)[rank.size - limit]
-    above = np.flatnonzero(rank > least)
-    return np.sort(np.concatenate([above, np.flatnonzero(rank == least)[: limit - above.size]]))
 
 
 def _judge(left: Values, right: Values, m: Measurement, limit: float) -> tuple[Verdict, str]:
@@ -299,9 +244,8 @@ def _worst_part(left: Values, right: Values) -> Part:
     unit = roundoff("f32")
     worst = Part("all", 0.0, unit)
     for start, a, b, _ in _chunks(left, right):
-        profile = profile_of(a, b, least=unit)
-        if profile is not None:
-            parts = parts_of(profile)
+        parts = parts_of(a, b, least=unit)
+        if parts is not None:
             found = least_part(parts, unit, likely_limit(unit, 1))
             at = start + parts.at[2] * parts.shape[1] + parts.at[3]
             where = f"value {at}" if found.error == parts.element else f"values {start} to {start + a.size - 1}"
@@ -330,7 +274,3 @@ def _judge_ids(left: Values, right: Values) -> tuple[Verdict, str]:
 
 def _finite_or_null(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
-
-
-def _integer_or_null(value: float) -> float | int | None:
-    return int(value) if isfinite(value) and value == int(value) else _finite_or_null(value)

@@ -15,7 +15,6 @@ from .measure.measuring import Measured, load_recorded
 from .measure.result import Finding, Verdict, Why
 from .noise import statistics_of
 
-BY = "truth"
 # Two correct builds were measured to differ in their distance from float64 by a factor of 1.95; small tensors by more.
 FACTORS = ((10, 16.0), (1000, 8.0))
 FACTOR = 4.0
@@ -32,6 +31,22 @@ class Truth:
     limit: float
     reference_suspect: bool
     part: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        """As close to the truth as the reference is, or in doubt: the reference may have been computed more
+        precisely."""
+        if self.candidate <= self.limit and not self.part:
+            return Finding("truth", Verdict.NOISE, Why.NEAR_TRUTH, self.facts)
+        return Finding("truth", Verdict.INCONCLUSIVE, Why.DOUBT, self.facts)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a reason says of it."""
+        return {
+            "candidate": self.candidate, "reference": self.reference, "limit": self.limit, "error": self.candidate,
+            "suspect": self.reference_suspect, "part": self.part,
+        }  # fmt: skip
 
 
 def ask(measured: Iterable[Measured], reference: Trace, candidate: Trace, truth: Trace) -> dict[Site, Truth]:
@@ -52,21 +67,6 @@ def ask(measured: Iterable[Measured], reference: Trace, candidate: Trace, truth:
         if said is not None:
             truths[item.pair.site] = said
     return truths
-
-
-def by_truth(truth: Truth) -> Finding:
-    """As close to the truth as the reference is, or in doubt: the reference may have been computed more precisely."""
-    if truth.candidate <= truth.limit and not truth.part:
-        return Finding(BY, Verdict.NOISE, Why.NEAR_TRUTH, told_of(truth))
-    return Finding(BY, Verdict.INCONCLUSIVE, Why.DOUBT, told_of(truth))
-
-
-def told_of(truth: Truth) -> dict[str, Any]:
-    """The facts of a truth."""
-    return {
-        "candidate": truth.candidate, "reference": truth.reference, "limit": truth.limit, "error": truth.candidate,
-        "suspect": truth.reference_suspect, "part": truth.part,
-    }  # fmt: skip
 
 
 def _truth(item: Measured, exact: Array, reference: Array, candidate: Array) -> Truth | None:

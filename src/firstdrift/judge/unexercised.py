@@ -6,7 +6,6 @@ random numbers like those on record; what then differs is left open, with the na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..core.sites import Site
@@ -17,26 +16,25 @@ from ..pair.arrangements import NEAR
 from ..store.layout import PROGRAM
 from .case import Case, Chains, Findings
 from .measure.measuring import Measured
-from .measure.result import CLEAN, Finding, Verdict, Why
+from .measure.result import CLEAN, DRIFTS, Finding, Verdict, Why
 from .replay.programs import is_torch_here
 
 if TYPE_CHECKING:
     from ..program.calls import Call, Program, Step
     from .replay.replays import Own
 
-BY = "unexercised"
 _PROVEN = frozenset({
     Why.SAME_FUNCTION, Why.GAUGE, Why.EMPTY, Why.ABSENT_ON_BOTH, Why.WITHIN_TOLERANCE, Why.NEAR_TRUTH, Why.FILL,
 })  # fmt: skip
-_DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
-_MADE = ("fwd", "loss")
 
 
 def unexercised(case: Case, chains: Chains) -> Findings:
     """Clean pairs whose calls would part on other numbers; nothing where a run has drifted anyway."""
-    if not is_torch_here() or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+    if not is_torch_here() or any(chain[-1].verdict in DRIFTS for chain in chains.values()):
         return {}
-    sites = list(_asked(case, chains))
+    same, first = alike(case, chains), min((site.step for site in case.items), default=0)
+    made = (site for site in case.items if site.phase in ("fwd", "loss") and (site.step, site.sample) == (first, None))
+    sites = [site for site in made if site in same and case.items[site].pair.reference.site == site]
     try:
         programs = _programs(case, sites)
     except FormatError:  # of a program that is damaged; the tensors are still compared
@@ -45,37 +43,32 @@ def unexercised(case: Case, chains: Chains) -> Findings:
         return {}
     from .replay.exercised import Exercised
 
-    asked = Exercised(case, *programs, alike(case, chains))
+    asked = Exercised(case, *programs, same)
     with asked.replays.running():
         apart = {site: asked.apart(site) for site in sites}
-    return {site: Finding(BY, Verdict.INCONCLUSIVE, Why.UNEXERCISED, facts) for site, facts in apart.items() if facts}
+    found = {site: facts for site, facts in apart.items() if facts}
+    return {site: Finding("unexercised", Verdict.INCONCLUSIVE, Why.UNEXERCISED, facts) for site, facts in found.items()}
 
 
 def alike(case: Case, chains: Chains) -> frozenset[Site]:
-    """The sites at which both sides have the same up to noise, and are not excused by what stands elsewhere."""
+    """The sites at which both sides have the same up to noise, and not by a proof that rests on other sites."""
     clean = (site for site, chain in chains.items() if chain[-1].verdict in CLEAN and chain[-1].why not in _PROVEN)
     return frozenset(site for site in clean if _is_near(case.items[site]))
 
 
 def _is_near(item: Measured) -> bool:
-    error = None if item.measurement is None else item.measurement.rel_l2
-    return item.measurement is not None and (item.measurement.bit_equal or (error is not None and error <= NEAR))
-
-
-def _asked(case: Case, chains: Chains) -> Iterator[Site]:
-    """What the first step's forward pass makes, and is clean without a proof."""
-    first, clean = min((site.step for site in case.items), default=0), alike(case, chains)
-    for site, item in case.items.items():
-        is_made = site.phase in _MADE and (site.step, site.sample) == (first, None) and item.pair.reference.site == site
-        if is_made and item.measurement is not None and site in clean:
-            yield site
+    if item.measurement is None:
+        return False
+    error = item.measurement.rel_l2
+    return item.measurement.bit_equal or (error is not None and error <= NEAR)
 
 
 def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
     """Both sides' programs, where their calls differ: as recorded, else of the operations that both name."""
-    is_own = case.own is not None or _is_written(case.candidate)
-    if not (is_own or _is_written(case.reference)) and all(_is_named_alike(case, site) for site in sites):
+    named_alike = all(_is_named_alike(case, site) for site in sites)
+    if named_alike and case.own is None and not has_program(case.candidate) and not has_program(case.reference):
         return None
+    from ..program.library import library_program
     from ..program.written.read_program import read_program
 
     reference = read_program(case.reference)
@@ -84,16 +77,15 @@ def _programs(case: Case, sites: list[Site]) -> tuple[Program, Own] | None:
         steps = {site.step for site in sites} & reference.steps.keys() & candidate.steps.keys()
         if all(_written(reference.steps[step]) == _written(candidate.steps[step]) for step in steps):
             return None
-    elif reference is not None or candidate is not None or all(_is_named_alike(case, site) for site in sites):
+    elif reference is not None or candidate is not None or named_alike:
         return None
-    from ..program.library import library_program
     from .replay.replays import Own
 
     reference, candidate = reference or library_program(case.reference), candidate or library_program(case.candidate)
     return None if reference is None or candidate is None else (reference, case.own or Own(candidate, case.candidate))
 
 
-def _is_written(trace: Trace) -> bool:
+def has_program(trace: Trace) -> bool:
     """Whether a trace has a program; what reads it need not be loaded where there is none."""
     return trace.format == "trace" and (trace.path / PROGRAM).is_file()
 

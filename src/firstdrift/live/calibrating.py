@@ -1,15 +1,23 @@
-"""What `fd.calibrate` does: a run of the reference, the same in float64 and perturbed, and how far they are apart."""
+"""What `fd.calibrate` does: a run of the reference, the same in float64 and perturbed, and how far they are apart.
+
+What comes in, or what one module makes, is perturbed by one rounding: times one plus or minus eps. That is done in the
+working precision, so that everything after it rounds anew: the same perturbation carried through in float64
+underestimates noise by a factor of three to five.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
 from ..capture.answers import Calibration
-from ..capture.tracing import trace
 from ..compare.open_trace import open_trace
 from ..core.dtypes import UNIT_ROUNDOFF
 from ..core.sites import Site
@@ -21,8 +29,8 @@ from ..judge.measure.measuring import measure_pairs
 from ..kernels import Measurement
 from ..pair.align import align
 from ..store.annotate import annotate
-from .perturbing import Casts, Point, at_inputs, at_module
-from .sides import Side, randomness_kept
+from .copying import copied_model
+from .sides import Side, record
 
 _DOUBLE = ("f64", "c128")
 GIVEN = ("input", "weight")  # phases that no run computes
@@ -30,18 +38,24 @@ GIVEN = ("input", "weight")  # phases that no run computes
 Distances = dict[Site, tuple[float, float]]  # of the whole tensor, and of its worst part
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One call of one module, whose output is perturbed."""
+
+    name: str
+    call: int
+
+
 def calibrate(side: Side, path: Path, runs: int, advance: Callable[[int], None], **options: Any) -> Calibration:
     """Record a side, run it again in all ways, and write into the trace how far those runs are from it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix=".calibrating-", dir=path.parent) as folder:
-        _run(side, path, **options)
+        reference = record(side, path, **options)
         advance(1)
-        reference = open_trace(path)
 
         def distances(name: str, other: Side) -> Distances:
-            _run(other, Path(folder, name))
-            found = _distances(reference, open_trace(Path(folder, name)))
+            found = _distances(reference, record(other, Path(folder, name), program=False))
             advance(1)
             return found
 
@@ -61,35 +75,16 @@ def calibrate(side: Side, path: Path, runs: int, advance: Callable[[int], None],
     return _answer(path, total, notes)
 
 
-def _run(side: Side, path: Path, **options: Any) -> list[str]:
-    """Trace one step of a copy of a side's model; in float64, the modules that cast to a shorter type are returned."""
-    model = side.copied()
-    optimizer = side.made_optimizer(model)
-    casts = Casts(model)
-    watched = casts.watching() if side.precise else nullcontext()
-    with randomness_kept(), side.environment(), watched, trace(model, path, optimizer=optimizer, **options):
-        side.begin_step()
-        output = side.forward(model)
-        if side.loss_fn is not None:
-            side.loss(output).backward()
-        if optimizer is not None:
-            optimizer.step()
-    return list(casts.found)
-
-
 def _in_float64(side: Side, reference: Trace, path: Path, notes: list[str]) -> Distances:
     """How far the reference is from its own float64 run, if there can be one; and what in it was not float64."""
     try:
-        cast = _run(side.as_precise(), path)  # which autocast lets alone
+        precise = record(side.as_precise(), path, program=False)
     except FirstdriftError:
         raise
     except Exception as error:  # whatever a model does that float64 cannot do
         notes.append(f"there is no float64 run ({type(error).__name__}: {error})")
         return {}
-    precise = open_trace(path)
-    if cast:
-        notes.append(f"casts to shorter types in {_some(cast)}, which the float64 run does without where it can")
-    kept = [record.site.name for record in precise if record.dtype in UNIT_ROUNDOFF and record.dtype not in _DOUBLE]
+    kept = [line.site.name for line in precise if line.dtype in UNIT_ROUNDOFF and line.dtype not in _DOUBLE]
     if kept:
         notes.append(f"not float64 in the float64 run either: {_some(kept)}")
     return _distances(reference, precise)
@@ -107,12 +102,8 @@ def _perturbed(side: Side, runs: int, notes: list[str]) -> list[Side]:
 def _middle(side: Side, reference: Trace) -> Point | None:
     """A module halfway through the forward pass: its perturbation reaches branches that the inputs do not."""
     modules = dict(side.model.named_modules())
-    made = [
-        record.site
-        for record in reference.lines
-        if record.site.phase == "fwd" and record.site.port.startswith("out") and record.site.name
-        and record.site.name in modules and record.dtype in UNIT_ROUNDOFF
-    ]  # fmt: skip
+    outputs = (one for one in reference.lines if one.site.phase == "fwd" and one.site.port.startswith("out"))
+    made = [one.site for one in outputs if one.site.name and one.site.name in modules and one.dtype in UNIT_ROUNDOFF]
     return Point(made[len(made) // 2].name, made[len(made) // 2].call) if made else None
 
 
@@ -142,14 +133,14 @@ def _figures(
 ) -> dict[Site, dict[str, float]]:
     """What every site says of its noise."""
     figures: dict[Site, dict[str, float]] = {}
-    for record in reference.lines:
-        site = record.site
+    for line in reference.lines:
+        site = line.site
         said = {"float64": precise[site][0]} if site in precise else {}
         runs = [run[site] for run in perturbed if site in run]
         if runs or site in middle:
             both = middle.get(site, (0.0, 0.0))
             said["perturbed"], said["worst"] = (_noise([run[i] for run in runs], both[i]) for i in (0, 1))
-            if site in precise and is_rounding(precise[site][0], said["perturbed"], record.dtype):
+            if site in precise and is_rounding(precise[site][0], said["perturbed"], line.dtype):
                 said["worst"] = max(said["worst"], precise[site][1])
         if said:
             figures[site] = {key: float(f"{value:.3g}") for key, value in said.items()}
@@ -164,22 +155,17 @@ def _noise(inputs: Sequence[float], middle: float) -> float:
 
 def _answer(path: Path, runs: int, notes: Sequence[str]) -> Calibration:
     trace = open_trace(path)
-    known = {record.site: noise for record in trace if (noise := figure(record)) is not None}
+    known = {line.site: noise for line in trace if (noise := figure(line)) is not None}
     noisiest = max(known, key=known.__getitem__, default=None)
     largest = 0.0 if noisiest is None else known[noisiest]
     return Calibration(str(path), len(trace), len(known), runs, noisiest, largest, tuple(notes))
 
 
 def _words(precise: bool, perturbed: int, point: Point | None) -> str:
-    said = [
-        *(["a float64 run"] if precise else []),
-        *(
-            [f"{perturbed} runs on perturbed inputs" if perturbed > 1 else "a run on perturbed inputs"]
-            if perturbed
-            else []
-        ),
-        *([f"one perturbed at {point.name}"] if point is not None else []),
-    ]
+    runs = f"{perturbed} runs on perturbed inputs" if perturbed > 1 else "a run on perturbed inputs"
+    said = ["a float64 run"] if precise else []
+    said += [runs] if perturbed else []
+    said += [f"one perturbed at {point.name}"] if point is not None else []
     return ", ".join(said) or "by nothing"
 
 
@@ -187,3 +173,65 @@ def _some(names: Sequence[str]) -> str:
     """A few names for people."""
     each = list(dict.fromkeys(name or "the model" for name in names))
     return ", ".join(each[:3]) + (f" and {len(each) - 3} more" if len(each) > 3 else "")
+
+
+def at_inputs(side: Side, seed: int) -> tuple[Side, bool]:
+    """The side with everything perturbed that comes in as floats, or that a lookup of integers makes; and whether
+    there is any such thing."""
+    noise = _Noise(seed)
+    data = side.args, dict(side.kwargs)
+    args, kwargs = noise.everywhere(data)
+    model = copied_model(side.model)
+    found = any(_is_float(leaf) for leaf in tree_leaves(data))
+    for module in model.modules():
+        if not any(module.children()):
+            module.register_forward_hook(noise.of_lookups, with_kwargs=True)
+            found |= isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return replace(side, model=model, args=args, kwargs=kwargs), found
+
+
+def at_module(side: Side, point: Point, seed: int) -> Side:
+    """The side with the output of one call of one module perturbed."""
+    model = copied_model(side.model)
+    calls = iter(range(1 << 62))
+    noise = _Noise(seed)
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return noise.everywhere(output) if next(calls) == point.call else output
+
+    model.get_submodule(point.name).register_forward_hook(hook)
+    return replace(side, model=model)
+
+
+class _Noise:
+    """Perturbs tensors, each time by other signs; the program's own random numbers are not used."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def everywhere(self, value: Any) -> Any:
+        """Every float in a structure, perturbed."""
+        return tree_map(lambda item: self._perturbed(item) if _is_float(item) else item, value)
+
+    def of_lookups(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """A forward hook: the first floats of a model that is fed integers."""
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        return self.everywhere(output) if tensors and not any(map(_is_float, tensors)) else output
+
+    def _perturbed(self, tensor: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, tensor.shape, generator=self._generator) * 2 - 1
+        factor = 1 + signs.to(tensor.device, torch.float64) * _eps(tensor)
+        return tensor * factor.to(tensor.dtype)
+
+
+def _is_float(item: object) -> bool:
+    return isinstance(item, torch.Tensor) and item.is_floating_point()
+
+
+def _eps(tensor: torch.Tensor) -> float:
+    """Of the precision that the tensor is worked on in."""
+    own = torch.finfo(tensor.dtype).eps
+    device = tensor.device.type
+    if not torch.is_autocast_enabled(device):
+        return own
+    return max(own, torch.finfo(torch.get_autocast_dtype(device)).eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,13 +52,8 @@ def calibrate(
     if optimizer is not None and (loss_fn is None or not callable(optimizer)):
         raise CaptureError("an optimizer is made for every copy and needs gradients; give a function and loss_fn")
     from .calibrating import calibrate
-    from .sides import Side
+    from .sides import side_of
 
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (_as_arguments(inputs), {})
-    side = Side(model, args, kwargs, loss_fn, target, optimizer, train=train, seed=seed)
+    side = side_of(model, inputs, loss_fn=loss_fn, target=target, optimizer=optimizer, train=train, seed=seed)
     options = {"overwrite": overwrite, **({} if seed is None else {"seed": seed}), **header}
     return calibrate(side, Path(path), runs, advance or (lambda count: None), **options)
-
-
-def _as_arguments(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)

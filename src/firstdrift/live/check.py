@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +24,11 @@ from ..judge.case import Case, Chain
 from ..judge.graph import Graph
 from ..judge.judging import case_of, judge, results_of
 from ..judge.measure.measuring import measure_pairs
-from ..judge.measure.result import CLEAN, Finding, PairResult, Result, Verdict, Why
+from ..judge.measure.result import CLEAN, DRIFTS, Finding, PairResult, Result, Verdict, Why
 from ..judge.measure.storage import as_stored
 from ..judge.passes.weakest import proves
 from ..judge.replay.replays import Own
-from ..judge.truth import ask, by_truth
+from ..judge.truth import ask
 from ..kernels import measure
 from ..pair.align import align
 from ..program.written.read_program import read_program
@@ -41,36 +42,24 @@ from .sides import Side, record
 # What was proven of both sides as they run, with their weights as they store them, stands in float64, too.
 EXCEPTED = frozenset({Why.GAUGE, Why.SAME_FUNCTION, Why.FILL, Why.NEAR_TIE, Why.DECLARED_PRECISION})
 FAR = 1e3 * UNIT_ROUNDOFF["f32"]  # an error of float32 that its own rounding does not leave
-DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
 SHOWN = frozenset({  # drifts that a float64 run may add: what is given is the same there
     Why.INTRODUCED, Why.NON_FINITE, Why.OTHER_INTEGERS, Why.SHORTER_CALLS, Why.SHORTER_GRID, Why.BEYOND_LIMIT,
 })  # fmt: skip
 NO_ROUNDING = SHOWN - {Why.SHORTER_CALLS, Why.SHORTER_GRID}  # what no precision that was asked for excuses
 
 
-def check(
-    reference: nn.Module, candidate: nn.Module, inputs: Any, candidate_inputs: Any, loss_fn: Any,
-    candidate_loss_fn: Any, target: Any, candidate_target: Any, optimizer: Any, candidate_optimizer: Any, *,
-    name_map: Mapping[str, str] | None, seed: int, train: bool, steps: int, load: Any, explain: bool = True,
-) -> Result:  # fmt: skip
-    """Compare two live implementations; the arguments are those of `fd.check`, with defaults filled in."""
-    if type(steps) is not int or steps < 1:
-        raise CaptureError(f"steps {steps!r} is not a whole number from 1; say how many steps to compare")
-    if optimizer is not None and loss_fn is None:
+def check_sides(
+    reference: Side, candidate: Side, name_map: Mapping[str, str] | None, load: Any, explain: bool
+) -> Result:
+    """Compare copies of two live implementations; the arguments are those of `fd.check`."""
+    if type(reference.steps) is not int or reference.steps < 1:
+        raise CaptureError(f"steps {reference.steps!r} is not a whole number from 1; say how many steps to compare")
+    if reference.optimizer is not None and reference.loss_fn is None:
         raise CaptureError("an optimizer needs gradients; give loss_fn too")
-    of_reference, of_candidate = copied_model(reference), copied_model(candidate)
-    _load(load, of_reference, of_candidate)
-    one = Side(of_reference, *_arguments(inputs), loss_fn, target, optimizer, train, steps, seed)
-    given = _arguments(inputs if candidate_inputs is None else candidate_inputs)
-    other = Side(of_candidate, *given, candidate_loss_fn, candidate_target, candidate_optimizer, train, steps, seed)
+    one, other = (replace(side, model=copied_model(side.model)) for side in (reference, candidate))
+    _load(load, one.model, other.model)
     with tempfile.TemporaryDirectory(prefix="firstdrift-") as folder, np.errstate(all="ignore"):
         return _checked(one, other, Path(folder), name_map, explain)
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
 def _load(load: Any, reference: nn.Module, candidate: nn.Module) -> None:
@@ -91,10 +80,9 @@ def _load(load: Any, reference: nn.Module, candidate: nn.Module) -> None:
 
 def _load_by_name(reference: nn.Module, candidate: nn.Module) -> None:
     of_reference, of_candidate = reference.state_dict(), candidate.state_dict()
-    for side, names in (
-        ("candidate", of_reference.keys() - of_candidate.keys()),
-        ("reference", of_candidate.keys() - of_reference.keys()),
-    ):
+    lacking = {"candidate": of_reference.keys() - of_candidate.keys()}
+    lacking["reference"] = of_candidate.keys() - of_reference.keys()
+    for side, names in lacking.items():
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise CaptureError(
@@ -139,30 +127,26 @@ def _checked(
     precise = _in_float64(reference, candidate, names, folder, notes)
     as_run = _with_suspects(as_run, reference, folder)
     results = with_reasons(_merged(as_run, precise))
-    results = with_reasons(_with_repeats(results, names, raw, record(candidate, folder / "again")))
+    results = with_reasons(_with_repeats(results, names, raw, record(candidate, folder / "again", program=False)))
     case = as_run.case
     compared = Compared(case.reference, case.candidate, case.alignment, case.graph)
     reseeding = Reseeding(reference, candidate, names, of_reference, names.renamed(raw), folder)
-    exact = None if precise is None else precise.case
+    exact, chains = (None, {}) if precise is None else (precise.case, precise.chains)
+    shown = frozenset(site for site, chain in chains.items() if chain[-1].verdict in DRIFTS)  # in float64
     learned = {plain_name(name) for name, _ in reference.model.named_parameters()}
     lost = lost_parameters(case.alignment, case.reference, case.candidate, learned, as_run.chains)
     why = partial(
         explained, reference=reference, candidate=candidate, as_run=case, precise=exact,
-        shown=_shown_in_float64(precise), reseeding=reseeding, folder=folder,
+        shown=shown, reseeding=reseeding, folder=folder,
     )  # fmt: skip
     if case.alignment.reference_only:
         notes.append("what has no counterpart was replayed too, and shows at the next site that has one")
     notes += _matched(names.how)
     return compose(
-        results,
-        list(case.items.values()),
-        compared,
-        lambda site: site not in lost and site.name not in names.refuted,
-        why if explain else None,
-        notes,
-        case.settings,
-        partial(proves, case, as_run.chains),
-    )
+        results, list(case.items.values()), compared,
+        lambda site: site not in lost and site.name not in names.refuted, why if explain else None, notes,
+        case.settings, partial(proves, case, as_run.chains),
+    )  # fmt: skip
 
 
 @np.errstate(all="ignore")  # any bits may be on record: what is not finite is counted
@@ -206,15 +190,14 @@ def _with_suspects(as_run: Judged, reference: Side, folder: Path) -> Judged:
     if not far:
         return as_run
     try:
-        exact = record(reference.as_exact(), folder / "exact-reference")
+        exact = record(reference.as_exact(), folder / "exact-reference", program=False)
     except Exception:  # whatever a model does that float64 cannot do
         return as_run
     truths = ask(far, case.reference, case.candidate, exact)
     chains = dict(as_run.chains)
     for site, truth in truths.items():
-        said = by_truth(truth)
-        if truth.reference_suspect and said.verdict in CLEAN:
-            chains[site] = (*chains[site], said)
+        if truth.reference_suspect and truth.finding.verdict in CLEAN:
+            chains[site] = (*chains[site], truth.finding)
     return replace(as_run, chains=chains)
 
 
@@ -262,12 +245,6 @@ def _more(chain: Chain, precise: Chain) -> Finding | None:
     return None
 
 
-def _shown_in_float64(precise: Judged | None) -> frozenset[Site]:
-    """The sites whose drift shows in float64."""
-    chains = {} if precise is None else precise.chains
-    return frozenset(site for site, chain in chains.items() if chain[-1].verdict in DRIFTS)
-
-
 def _with_repeats(results: Sequence[PairResult], names: Names, once: Trace, again: Trace) -> list[PairResult]:
     """A candidate that computes something else every time has no verdict but this one."""
     first, second = names.renamed(once), names.renamed(again)
@@ -285,11 +262,6 @@ def _with_repeats(results: Sequence[PairResult], names: Names, once: Trace, agai
 
 
 def _matched(how: Mapping[str, str]) -> list[str]:
-    kinds = [kind for kind in dict.fromkeys(how.values()) if kind != "name"]
-    words = {
-        "map": "the map",
-        "weights": "their weights",
-        "numbers": "what they return",
-        "structure": "structure and order",
-    }
-    return [f"{list(how.values()).count(kind)} modules were matched by {words[kind]}" for kind in kinds]
+    words = {"weights": "their weights", "numbers": "what they return", "structure": "structure and order"}
+    counted = Counter(kind for kind in how.values() if kind != "name")
+    return [f"{count} modules were matched by {words.get(kind, 'the map')}" for kind, count in counted.items()]

@@ -73,11 +73,14 @@ def check(
         raise CaptureError(
             f"name_map is a {type(name_map).__qualname__}; give a dict from candidate to reference paths"
         )
-    from .check import check
+    from .check import check_sides
+    from .sides import side_of
 
-    return check(
-        reference, candidate, inputs, candidate_inputs, loss_fn, candidate_loss_fn or loss_fn, target,
-        target if candidate_target is None else candidate_target, optimizer, candidate_optimizer or optimizer,
-        name_map=name_map, seed=0 if seed is None else whole(seed), train=train, steps=steps, load=load,
-        explain=explain,
+    options = {"train": train, "steps": steps, "seed": 0 if seed is None else whole(seed)}
+    one = side_of(reference, inputs, loss_fn=loss_fn, target=target, optimizer=optimizer, **options)
+    other = side_of(
+        candidate, inputs if candidate_inputs is None else candidate_inputs, loss_fn=candidate_loss_fn or loss_fn,
+        target=target if candidate_target is None else candidate_target, optimizer=candidate_optimizer or optimizer,
+        **options,
     )  # fmt: skip
+    return check_sides(one, other, name_map, load, explain)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..core.sites import PARAMETER_PHASES, Site
 from ..core.traces import Trace
 from ..errors import SelectionError
-from ..judge.measure.storage import along_same_axes
-from ..pair.pairs import Transform
 from ..pair.same_weights import SameWeights
 from ..pair.structure.correspondence import correspond
 from ..pair.structure.finding import lying_names
@@ -26,19 +24,18 @@ _NOT_MODULES = frozenset({"input", "loss", "lossgrad"})
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The candidate's module paths, each with the reference's, how they were matched, and what undoes other axes."""
+    """The candidate's module paths, each with the reference's, and how they were matched."""
 
     reference: Mapping[str, str]
     how: Mapping[str, str]
     ports: Mapping[tuple[str, str], str]
-    axes: Mapping[tuple[str, str], Transform] = field(default_factory=dict)
     refuted: frozenset[str] = frozenset()  # the reference's, whose one likely counterpart has other numbers
 
     def renamed(self, candidate: Trace) -> Trace:
-        """The candidate's trace under the reference's names, and with its parameters along the reference's axes."""
+        """The candidate's trace under the reference's names."""
         if any(name != other for name, other in self.reference.items()) or self.ports:
             candidate = candidate.renamed(self.site)
-        return along_same_axes(candidate, self.axes)
+        return candidate
 
     def site(self, site: Site) -> Site:
         """Where the reference has what the candidate has at a site."""

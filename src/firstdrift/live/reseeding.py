@@ -36,7 +36,9 @@ class Reseeding:
         """Both sides as they are with another seed."""
         folder = Path(mkdtemp(prefix="seed-", dir=self.folder))
         one, other = (replace(side, seed=(side.seed or 0) + OTHER) for side in (self.reference, self.candidate))
-        return record(one, folder / "reference"), self.names.renamed(record(other, folder / "candidate"))
+        return record(one, folder / "reference", program=False), self.names.renamed(
+            record(other, folder / "candidate", program=False)
+        )
 
     def moves(self, site: Site, limit: float) -> float | None:
         """By how much the candidate's tensor changes with the seed where the reference's does not; None where it does

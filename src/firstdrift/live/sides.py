@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_map
 
 from ..capture.tracing import trace
 from ..compare.open_trace import open_trace
-from ..core.sites import Site
 from ..core.traces import Trace
 from ..errors import CaptureError
 from .copying import copied_model
@@ -39,7 +38,6 @@ class Side:
     precise: bool = False
     exact: bool = False  # and without casts to shorter formats
     own: torch.dtype = torch.float32  # which the model was in before it was made precise
-    sites: Container[Site] | None = None  # that it records as it is run; None before that is known
 
     def copied(self) -> nn.Module:
         """The model once more, in the mode that was asked for."""
@@ -47,17 +45,13 @@ class Side:
         model.zero_grad(set_to_none=True)
         return model.train(self.train)
 
-    def as_dtype(self, dtype: torch.dtype) -> Side:
-        """The same side with every floating-point number in another dtype."""
-        return replace(
-            self, model=in_dtype(copied_model(self.model), dtype), args=in_dtype(self.args, dtype),
-            kwargs=in_dtype(dict(self.kwargs), dtype), target=in_dtype(self.target, dtype),
-            precise=dtype == torch.float64, own=self.own if self.precise else dtype_of(self.model),
-        )  # fmt: skip
-
     def as_precise(self) -> Side:
         """The same side in float64."""
-        return self.as_dtype(torch.float64)
+        return replace(
+            self, model=in_dtype(copied_model(self.model), torch.float64), args=in_dtype(self.args, torch.float64),
+            kwargs=in_dtype(dict(self.kwargs), torch.float64), target=in_dtype(self.target, torch.float64),
+            precise=True, own=self.own if self.precise else dtype_of(self.model),
+        )  # fmt: skip
 
     def as_exact(self) -> Side:
         """The same side in float64, without its own casts to shorter formats: what its code means."""
@@ -98,20 +92,30 @@ class Side:
             torch.manual_seed(self.seed)
 
 
-def record(side: Side, path: Path, *, program: bool = False) -> Trace:
-    """Trace every step of a side, with the calls that it makes if asked to."""
+def side_of(model: nn.Module, inputs: Any, **options: Any) -> Side:
+    """A side whose inputs are given as users give them: a tuple or list of arguments, a dict of keywords, or one."""
+    if isinstance(inputs, Mapping):
+        return Side(model, (), dict(inputs), **options)
+    return Side(model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, **options)
+
+
+def record(side: Side, path: Path, **options: Any) -> Trace:
+    """Trace every step of a side, with the options of `trace`."""
     model = side.copied()
     optimizer = side.made_optimizer(model)
-    with randomness_kept(), side.environment(), trace(model, path, optimizer=optimizer, program=program) as tracing:
-        for _ in range(side.steps):
+    tracing = trace(model, path, optimizer=optimizer, **options)
+    with randomness_kept(), side.environment(), tracing as steps:
+        for step in range(side.steps):
+            if step:
+                steps.next_step()
             side.begin_step()
             output = side.forward(model)
             if side.loss_fn is not None:
                 side.loss(output).backward()
             if optimizer is not None:
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            tracing.next_step()
+                if step + 1 < side.steps:
+                    optimizer.zero_grad(set_to_none=True)
     return open_trace(path)
 
 

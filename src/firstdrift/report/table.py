@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ..core.sites import Site
 from ..judge.measure.result import PairResult, Result, Verdict
-from ..kernels import Measurement
 from .words import columns, concentration, exact, finiteness, measured_shape, number, pad, place, position, wrap
 
 FOLD_FROM = 3  # `same` pairs in a row from which on they become one line
@@ -24,16 +23,9 @@ Paint = Callable[[str, Verdict], str]
 
 # What a limited table keeps first.
 _IMPORTANCE = {
-    Verdict.DRIFT: 1,
-    Verdict.PRECISION: 1,
-    Verdict.NOT_COMPARABLE: 2,
-    Verdict.MISSING: 2,
-    Verdict.INCONCLUSIVE: 2,
-    Verdict.FLIP: 3,
-    Verdict.INHERITED: 4,
-    Verdict.NOISE: 5,
-    Verdict.SAME: 6,
-}
+    Verdict.DRIFT: 1, Verdict.PRECISION: 1, Verdict.NOT_COMPARABLE: 2, Verdict.MISSING: 2, Verdict.INCONCLUSIVE: 2,
+    Verdict.FLIP: 3, Verdict.INHERITED: 4, Verdict.NOISE: 5, Verdict.SAME: 6,
+}  # fmt: skip
 _EXPLAINED = frozenset(_IMPORTANCE) - {Verdict.INHERITED, Verdict.NOISE, Verdict.SAME}
 
 
@@ -124,9 +116,7 @@ def _shown(pairs: Sequence[PairResult], limit: int, first: Site | None, ranked: 
 
 
 def _cut(pairs: Sequence[PairResult], shown: set[int]) -> list[str]:
-    hidden = sum(pair.verdict is not Verdict.SAME for pair in pairs) - sum(
-        pairs[i].verdict is not Verdict.SAME for i in shown
-    )
+    hidden = sum(pair.verdict is not Verdict.SAME for at, pair in enumerate(pairs) if at not in shown)
     return [f"  {hidden:,} pairs that differ are not shown; --limit {len(pairs)} shows all"] if hidden else []
 
 
@@ -138,9 +128,7 @@ def _fold(hidden: Sequence[PairResult], *, ranked: bool) -> list[str]:
     said = ", ".join(f"{counted[verdict]:,} {verdict}" for verdict in Verdict if counted[verdict])
     if ranked:
         return [f"  ... {said}"]
-    phases, steps = (
-        list(dict.fromkeys(item)) for item in zip(*((p.site.phase, p.site.step) for p in hidden), strict=True)
-    )
+    phases, steps = (list(dict.fromkeys(some)) for some in zip(*(p.site[1::-1] for p in hidden), strict=True))
     where = phases[0] if len(phases) == 1 else f"{phases[0]} to {phases[-1]}" if len(steps) == 1 else ""
     if len(steps) > 1:
         where = f"{where}{' of ' if where else ''}steps {min(steps)} to {max(steps)}"
@@ -149,29 +137,21 @@ def _fold(hidden: Sequence[PairResult], *, ranked: bool) -> list[str]:
 
 def _row(pair: PairResult, first: Site | None) -> Row:
     site, m = pair.site, pair.measurement
+    at = "" if m is None or not m.max_abs else position(m.max_abs_index, measured_shape(pair.pair, m))
     return Row(
-        mark=">" if site == first else " ",
-        step=str(site.step),
-        phase=site.phase,
-        place=place(site),
-        verdict=pair.verdict.value,
-        error=_error(pair),
+        ">" if site == first else " ", str(site.step), site.phase, place(site), pair.verdict.value, _error(pair),
         made=number(introduced(pair)) if pair.error is not None and pair.verdict is not Verdict.SAME else "",
         limit="" if pair.limit is None else number(pair.limit),
         max_abs="" if m is None or not m.compared else number(m.max_abs),
         max_rel="" if m is None or m.max_rel is None else number(m.max_rel),
-        at="" if m is None or not m.max_abs else _index(pair, m),
-    )
+        at=at[1:-1].replace(" ", ""),
+    )  # fmt: skip
 
 
 def _error(pair: PairResult) -> str:
     if _one_sided(pair):
         return "nan/inf"  # the error of the elements that are left would read as if all were well
     return "" if pair.measurement is None and pair.error is None else number(pair.error)
-
-
-def _index(pair: PairResult, measurement: Measurement) -> str:
-    return position(measurement.max_abs_index, measured_shape(pair.pair, measurement))[1:-1].replace(" ", "")
 
 
 def _widths(rows: Sequence[Row], width: int, several_steps: bool, ranked: bool) -> Widths:
@@ -249,7 +229,6 @@ def _matched(pair: PairResult) -> str:
     made = pair.pair
     others = [record.site for record in made.candidate if record.site != made.site]
     said = [f"candidate's {', '.join(map(place, others))}"] if others else []
-    said += [f"reference {step}" for step in made.reference_steps] + [
-        f"candidate {step}" for step in made.candidate_steps
-    ]
+    said += [f"reference {step}" for step in made.reference_steps]
+    said += [f"candidate {step}" for step in made.candidate_steps]
     return f"matched by {made.matched}: {'; '.join([*said, *made.notes])}" if said or made.notes else ""

@@ -38,14 +38,9 @@ _COLOURS = {
 
 
 def render(
-    result: Result,
-    *,
-    ranked: bool = False,
-    quiet: bool = False,
-    limit: int | None = None,
-    width: int = WIDTH,
+    result: Result, *, ranked: bool = False, quiet: bool = False, limit: int | None = None, width: int = WIDTH,
     colour: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     """The report. `quiet` is its first sentence alone, on one line; `ranked` orders by the error made at each site.
 
     `limit` bounds the lines of the table and the sites listed under a reason; what is left out is counted.
@@ -110,9 +105,8 @@ def _settings(result: Result) -> list[tuple[str, str]]:
     """What the two sides state differently, one line for each setting and what comes of it."""
     alike: dict[tuple[str, str, str, Effect], list[SettingResult]] = {}
     for setting in result.settings:
-        alike.setdefault((setting.key, repr(setting.reference), repr(setting.candidate), setting.effect), []).append(
-            setting
-        )
+        key = setting.key, repr(setting.reference), repr(setting.candidate), setting.effect
+        alike.setdefault(key, []).append(setting)
     return [("setting" if not number else "", setting_in_words(same)) for number, same in enumerate(alike.values())]
 
 
@@ -194,15 +188,15 @@ def _sites(title: str, items: Sequence[Unmatched], limit: int | None, width: int
         count = f" ({len(sites):,})" if len(by_reason) > 1 else ""
         lines += wrap(f"{reason or 'no reason was given'}{count}", width, "  ", "  ")
         places = [_where(site, several) for site in sites]
-        folded = _folded(places) if limit is None else places
-        most = SITES if limit is None else limit
-        shown = sum(count_of for _, count_of in _counted(folded[:most], places)) if limit is None else most
-        lines += _listed(folded[:most], len(places) - shown, width)
-    said = [f"{title}: {number_of(len(items), 'site')}"]
+        alike = _families(places) if limit is None else [(place, 1) for place in places]
+        listed = alike[: SITES if limit is None else limit]
+        said = [f"{one} ({number:,} sites)" if number > 1 else one for one, number in listed]
+        lines += _listed(said, len(places) - sum(number for _, number in listed), width)
+    heading = f"{title}: {number_of(len(items), 'site')}"
     room = BLOCK - 1 - bool(command)
     if limit is None and len(lines) > room:
         lines = [*lines[: room - 1], f"    ... --limit {len(items)} or --json lists all"]
-    return [*said, *lines, *(wrap(command, width, "  ", "  ") if command else [])]
+    return [heading, *lines, *(wrap(command, width, "  ", "  ") if command else [])]
 
 
 def _without_own_name(item: Unmatched) -> str:
@@ -210,21 +204,13 @@ def _without_own_name(item: Unmatched) -> str:
     return item.reason.replace(f"nothing named {item.site.name!r}", "nothing of this name")
 
 
-def _folded(places: Sequence[str]) -> list[str]:
-    """Places that differ in numbers alone, as one with their number."""
-    return [f"{one} ({count:,} sites)" if count > 1 else one for one, count in _families(places).items()]
-
-
-def _counted(folded: Sequence[str], places: Sequence[str]) -> list[tuple[str, int]]:
-    return list(zip(folded, _families(places).values(), strict=False))
-
-
-def _families(places: Sequence[str]) -> dict[str, int]:
-    """Patterns of places with how many there are; a place that is alone keeps its numbers."""
+def _families(places: Sequence[str]) -> list[tuple[str, int]]:
+    """Places that differ in numbers alone as one pattern, with how many there are; a place that is alone keeps its
+    numbers."""
     patterns = [NUMBER.sub("{}", place) for place in places]
     counted = Counter(patterns)
-    named = [one if counted[pattern] == 1 else pattern for one, pattern in zip(places, patterns, strict=True)]
-    return dict(Counter(named))
+    named = (one if counted[pattern] == 1 else pattern for one, pattern in zip(places, patterns, strict=True))
+    return list(Counter(named).items())
 
 
 def _listed(places: Iterable[str], more: int, width: int) -> list[str]:

@@ -20,7 +20,7 @@ from ...core.records import Record
 from ...core.sites import Site
 from ...pair.pairs import Pair
 from ..graph import Graph
-from ..measure.measuring import Measured
+from ..measure.measuring import Measured, unit_of
 from ..truth import FACTOR, FACTORS, STORED
 from .kinds import GAIN, LEAST_MARGIN, PEER_MARGIN, PEERS, kind_of
 from .ladder import LONGEST_SUM, small
@@ -116,14 +116,14 @@ class CalibratedLimits(Limits):
 
     def allowed(self, item: Measured, noise: float) -> float:
         """How far a site may be off that is so noisy."""
-        return small(item.count, FACTORS, FACTOR) * noise + STORED * _unit(item.pair)
+        return small(item.count, FACTORS, FACTOR) * noise + STORED * unit_of(item.pair)
 
     def noise(self, item: Measured) -> float | None:
         """The calibrated noise of a site, on the scale of its error."""
         site = item.pair.site
         if site not in self._noise:
             found = figure(item.pair.reference)
-            scaled = None if found is None else max(self._scaled(item, found), LEAST * _unit(item.pair))
+            scaled = None if found is None else max(self._scaled(item, found), LEAST * unit_of(item.pair))
             self._noise[site] = scaled
         return self._noise[site]
 
@@ -133,7 +133,7 @@ class CalibratedLimits(Limits):
 
     def _scaled(self, item: Measured, found: float) -> float:
         """A figure on the scale of the terms of a site that cancels, and of the coarser of two dtypes."""
-        reference, candidate = roundoff(item.pair.reference.dtype), _unit(item.pair)
+        reference, candidate = roundoff(item.pair.reference.dtype), unit_of(item.pair)
         found *= max(1.0, candidate / reference) if reference else 1.0
         norm = item.measurement.norm_reference if item.measurement is not None else 0.0
         terms = self.scale_of_terms(item, self.producers(item.pair.site))
@@ -157,10 +157,6 @@ class CalibratedLimits(Limits):
 
 def _root(length: int) -> float:
     return math.sqrt(min(length, LONGEST_SUM))
-
-
-def _unit(pair: Pair) -> float:
-    return roundoff(pair.reference.dtype, pair.candidate[0].dtype)
 
 
 def _number(said: object) -> float | None:

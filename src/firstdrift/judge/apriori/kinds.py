@@ -13,8 +13,6 @@ import numpy as np
 
 from ...core.arrays import wide
 from ...core.traces import Array
-from .ladder import likely_limit as likely_limit
-from .ladder import local_limit as local_limit
 
 Shape = tuple[int, ...]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ...core.dtypes import roundoff
 from ...core.sites import BACKWARD_PHASES, Site, is_inside
 from ...pair.pairs import Pair
 from ..graph import Graph
-from ..measure.measuring import Measured
-from .kinds import forward_length, gain_limit, is_product, kind_of, likely_limit, local_limit, norm_length, per_sample
-from .ladder import SQUARES, floor
+from ..measure.measuring import Measured, unit_of
+from .kinds import forward_length, gain_limit, is_product, kind_of, norm_length, per_sample
+from .ladder import SQUARES, floor, likely_limit, local_limit
 
 CALIBRATION = "noise"  # the key of a trace's line that says how noisy the reference itself is there
 _BACKWARD = frozenset({"lossgrad", "agrad", "grad", "grad_scaled"})
@@ -50,11 +49,6 @@ class Limits:
         """How noisy the reference itself is at a site, where that has decided; None where the ladder did."""
         return None
 
-    def is_beyond_local(self, item: Measured) -> bool:
-        """Whether a pair differs by more than its own operation explains."""
-        producers = self.producers(item.pair.site)
-        return self.error_of(item, producers) > self.local(item, producers)
-
     def producers(self, site: Site) -> list[Site]:
         """The measured sites that a site was computed from."""
         return [other for other in self.graph.producers(site) if other in self.items]
@@ -70,8 +64,7 @@ class Limits:
         pair = item.pair
         if pair.tolerance is not None:
             return pair.tolerance.relative
-        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
-        limit = local_limit(unit, self.length(pair, _kind(pair), producers), _kind(pair), item.count)
+        limit = local_limit(unit_of(pair), self.length(pair, _kind(pair), producers), _kind(pair), item.count)
         return limit * self.unseen_depth(pair.site, producers)
 
     def unshared(self, item: Measured, producers: Sequence[Site]) -> float:
@@ -81,10 +74,10 @@ class Limits:
     def least(self, item: Measured, producers: Sequence[Site]) -> float:
         """The error that two correct implementations show at least, where nobody says how a tensor was made."""
         pair = item.pair
-        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
+        unit = unit_of(pair)
         likely = likely_limit(unit, self.told_length(pair, producers))
         if pair.site.phase == "fwd":  # of modules in a row, each adds its own
-            return math.hypot(likely, floor("unknown", unit) * math.sqrt(len(self.unseen_inside(pair.site))))
+            return math.hypot(likely, floor(unit) * math.sqrt(len(self.unseen_inside(pair.site))))
         return likely * self.unseen_depth(pair.site, producers)
 
     def told_length(self, pair: Pair, producers: Sequence[Site]) -> int:

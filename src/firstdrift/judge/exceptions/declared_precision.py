@@ -12,9 +12,9 @@ from ...core.arrays import wide
 from ...core.dtypes import roundoff
 from ...core.sites import Site
 from ...core.traces import Array
-from ...pair.pairs import Pair
 from ...program.casts import dtypes_of, runs_in, written_casts
 from ..case import Case
+from ..measure.measuring import unit_of
 from ..measure.result import Finding, Verdict, Why
 from ..noise import excess_of
 from ..replay.introducing import DRIFT, expected_at, found_at
@@ -25,30 +25,29 @@ BY = "precision"
 
 def declared_precision(site: Site, case: Case, replays: Replays) -> Finding | None:
     """Whether the candidate's own calls, rounded as they say, come to what it has."""
-    item = case.items[site]
+    item, pair = case.items[site], case.items[site].pair
     if item.is_integer or item.measurement is None or site.phase in ("weight_after", "input", "weight"):
         return None
-    return _own(item.pair, replays, case.unit(item.pair))
-
-
-def _own(pair: Pair, replays: Replays, unit: float) -> Finding | None:
-    site = pair.reference.site
-    own = replays.own_expected(site)
+    made, unit = pair.reference.site, case.unit(pair)
+    own, calls = replays.run_own(made), replays.own_cut(made)
     expected, candidate = expected_at(pair, replays), found_at(pair, replays)
-    if own is None or expected is None or candidate is None or not own.shape == expected.shape == candidate.shape:
+    if own is None or calls is None or expected is None or candidate is None:
         return None
-    meant = excess_of(expected, own, unit, lambda seed: replays.drawn(site, seed))
+    if not own.shape == expected.shape == candidate.shape:
+        return None
+    meant = excess_of(expected, own, unit, lambda seed: replays.drawn(made, seed))
     if meant is None or meant.times > DRIFT:
         return None
-    left = excess_of(expected, candidate, unit, lambda seed: _rounded(expected, own, replays.own_drawn(site, seed)))
+    left = excess_of(expected, candidate, unit, lambda seed: _rounded(expected, own, replays.own_drawn(made, seed)))
     if left is None or left.times > DRIFT or left.whole >= 1:
         return None
-    reference, other = replays.casts(site, written_casts)
-    _, made = replays.casts(site, dtypes_of)
-    written = (other - reference) | {name for name in made if roundoff(name) > _declared(pair, replays)}
-    stored = max(replays.finest, roundoff(*(record.dtype for record in pair.candidate)))
-    undeclared = {name for name in written if roundoff(name) > stored}  # a cast to what it stores takes nothing
+    reference = replays.made(made)
+    most = runs_in(calls[0])
+    declared = max(unit_of(pair), roundoff(most))  # of what it stores, or of most of its products
+    written = written_casts(*calls) - (frozenset() if reference is None else written_casts(*reference))
+    written |= {name for name in dtypes_of(*calls) if roundoff(name) > declared}
     facts = {"error": left.error, "limit": left.limit, "draws": left.draws, "proof": "replayed"}
+    undeclared = {name for name in written if roundoff(name) > unit}  # a cast to what it stores takes nothing
     if not undeclared:
         return Finding(BY, Verdict.NOISE, Why.DECLARED_PRECISION, facts)
     return Finding(BY, Verdict.PRECISION, Why.SHORTER_CALLS, {**facts, "dtype": max(undeclared, key=roundoff)})
@@ -62,12 +61,3 @@ def _rounded(expected: Array, own: Array, drawn: Array | None) -> Array | None:
     with np.errstate(invalid="ignore"):
         lost = np.where(drawn == own, 0.0, wide(drawn) - own)
     return wide(expected) + lost
-
-
-def _declared(pair: Pair, replays: Replays) -> float:
-    """The roundoff of the shortest format that the candidate says it computes in: that of what it stores, or of most of
-    its products."""
-    own = replays.own_site(pair.reference.site)
-    step = None if own is None or replays.own is None else replays.own.program.steps.get(own.step)
-    most = None if step is None else runs_in(step)
-    return roundoff(*(record.dtype for record in pair.candidate), pair.reference.dtype, most)

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from ...core.arrays import wide
 from ...core.sites import Site
 from ...core.traces import Array
-from ...pair.pairs import Pair
 from ..case import Case
 from ..measure.result import Finding, Verdict, Why
 from ..noise import excess_of
-from ..replay.introducing import DRIFT, expected_at, found_at, part_of
+from ..replay.introducing import DRIFT, expected_at, found_at
 from ..replay.replays import Replays
 
 BY = "fills"
@@ -29,25 +28,23 @@ Mask = NDArray[np.bool_]
 
 def fill(site: Site, case: Case, replays: Replays) -> Finding | None:
     """Whether a pair differs in what it is masked with, and in nothing else."""
-    pair = case.items[site].pair
-    return _of(pair, replays, case.unit(pair)) if site.phase == "fwd" else None
-
-
-def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
+    pair, site = case.items[site].pair, case.items[site].pair.reference.site
+    if pair.site.phase != "fwd" or pair.reference_steps or pair.candidate_steps:
+        return None
     expected, candidate = expected_at(pair, replays), found_at(pair, replays)
     if expected is None or candidate is None or expected.shape != candidate.shape or candidate.dtype.kind not in "fV":
         return None
-    if pair.reference_steps or pair.candidate_steps or not candidate.ndim:
-        return None
-    masked = _filled(expected) & _filled(candidate)
+    masked = _filled(expected) & _filled(candidate) if candidate.ndim else np.zeros((), np.bool_)
     if not masked.any():
         return None
     refilled = np.where(masked, wide(expected), wide(candidate))
-    site = pair.reference.site
-    rest = excess_of(
-        np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(candidate)).astype(candidate.dtype), unit,
-        lambda seed: _emptied(masked, part_of(pair, replays.drawn(site, seed))),
-    )  # fmt: skip
+
+    def draw(seed: int) -> Array | None:
+        drawn = replays.drawn(site, seed)
+        return None if drawn is None or drawn.shape != masked.shape else np.where(masked, 0.0, wide(drawn))
+
+    exact, found = np.where(masked, 0.0, wide(expected)), np.where(masked, 0.0, wide(candidate))
+    rest = excess_of(exact, found.astype(candidate.dtype), case.unit(pair), draw)
     if rest is None or rest.times > DRIFT:
         return None
     readers = replays.readers(site)[:READERS]
@@ -67,10 +64,6 @@ def _filled(array: Array) -> Mask:
     highest = np.max(np.where(np.isnan(numbers), -np.inf, numbers), axis=-1, keepdims=True)
     low: Mask = (numbers <= highest - NOTHING) & np.isfinite(highest)
     return low
-
-
-def _emptied(masked: Mask, drawn: Array | None) -> Array | None:
-    return None if drawn is None or drawn.shape != masked.shape else np.where(masked, 0.0, wide(drawn))
 
 
 def _gives_the_same(reader: Site, site: Site, refilled: Array, replays: Replays) -> bool:

@@ -21,8 +21,8 @@ from ...core.traces import Array
 from ...pair.pairs import Pair
 from ..case import Case
 from ..measure.result import Finding, Verdict, Why
-from ..noise import MANY_DRAWS, excess_of, from_matrix, matrix, rounding_of
-from ..replay.introducing import DRIFT, before, expected_at, found_at, part_of
+from ..noise import MANY_DRAWS, Excess, excess_of, from_matrix, matrix, rounding_of
+from ..replay.introducing import DRIFT, before, draw_of, expected_at, found_at, part_of
 from ..replay.replays import Replays
 
 BY = "near ties"
@@ -32,7 +32,6 @@ SYSTEMATIC = 16  # near-ties that are not all decided one way by chance
 REACH = 2.0  # times what decisions move a row or element by, one of the candidate may be off
 JUMP = 12.0  # times the largest noise drawn for a row or element, what a decision moves it by at least
 SLIGHT = 2.0**-6  # of these roundings: what is moved by as much less was moved along, and not decided otherwise
-
 ALONG = 2.0  # times as far as in proportion, or as little, nothing goes that is only moved along
 
 Floats = NDArray[np.float64]
@@ -53,7 +52,7 @@ class _Runs:
     def of(cls, pair: Pair, replays: Replays, expected: Array, runs: Sequence[Array]) -> _Runs | None:
         """Those of a pair; None where nothing can be drawn. Where all digits are on record, nothing came in moved."""
         site = pair.reference.site
-        plain = [part_of(pair, replays.drawn(site, seed)) for seed in range(1, MANY_DRAWS + 1)]
+        plain = [draw_of(pair, replays)(seed) for seed in range(1, MANY_DRAWS + 1)]
         seeds = () if replays.is_whole(site) else range(1, RUNS + 1)
         slight = [part_of(pair, replays.drawn(site, seed, times=TIMES * SLIGHT, free=True)) for seed in seeds]
         offs = [[_off(array, expected) for array in some if array is not None] for some in (plain, runs, slight)]
@@ -75,23 +74,20 @@ def near_tie(site: Site, case: Case, replays: Replays) -> Finding | None:
     """Whether a pair beyond noise is right but for decisions at near-ties; where too many fell otherwise to tell them
     apart, that is left open."""
     pair = case.items[site].pair
-    if replays.first(pair.reference.site) != pair.reference.site:
-        return None
-    return _of(pair, replays, case.unit(pair))
-
-
-def _of(pair: Pair, replays: Replays, unit: float) -> Finding | None:
-    site = pair.reference.site
+    made = pair.reference.site
     expected, candidate = expected_at(pair, replays), found_at(pair, replays)
-    if expected is None or candidate is None or not replays.decides(site):
+    if replays.first(made) != made or expected is None or candidate is None or not replays.decides(made):
         return None
-    runs = [part_of(pair, replays.drawn(site, seed, times=TIMES, free=True)) for seed in range(1, RUNS + 1)]
+    runs = [part_of(pair, replays.drawn(made, seed, times=TIMES, free=True)) for seed in range(1, RUNS + 1)]
     known = [run for run in runs if run is not None and run.shape == expected.shape]
     if len(known) < RUNS:
         return None
     if candidate.dtype.kind in "iub":
         return _chosen(expected, candidate, known)
-    return _jumped(pair, replays, unit, expected, candidate, known)
+    noise = _Runs.of(pair, replays, expected, known)
+    return (
+        None if noise is None else _Jumps(pair, replays, case.unit(pair), expected, candidate, known, noise).finding()
+    )
 
 
 def _chosen(expected: Array, candidate: Array, runs: Sequence[Array]) -> Finding | None:
@@ -107,73 +103,80 @@ def _chosen(expected: Array, candidate: Array, runs: Sequence[Array]) -> Finding
 def _is_a_rule(candidate: Array, runs: Sequence[Array]) -> bool:
     """Whether a candidate decides all near-ties the same way, up or down: that is no chance, but another rounding."""
     lowest, highest = np.min(runs, axis=0), np.max(runs, axis=0)
-    open_ = lowest != highest
-    up, away = (
-        candidate[open_] == highest[open_],
-        np.abs(candidate[open_]) == np.maximum(*np.abs([lowest, highest]))[open_],
-    )
-    return int(open_.sum()) >= SYSTEMATIC and any(one.all() or not one.any() for one in (up, away))
+    is_open = lowest != highest
+    up = candidate[is_open] == highest[is_open]
+    away = np.abs(candidate[is_open]) == np.maximum(*np.abs([lowest, highest]))[is_open]
+    return int(is_open.sum()) >= SYSTEMATIC and any(one.all() or not one.any() for one in (up, away))
 
 
-def _jumped(
-    pair: Pair, replays: Replays, unit: float, expected: Array, candidate: Array, runs: Sequence[Array]
-) -> Finding | None:
-    site = pair.reference.site
-    noise = _Runs.of(pair, replays, expected, runs)
-    if noise is None:
-        return None
-    for by_rows in (True, False):
-        other, taken = _decided_as(expected, candidate, runs, noise, by_rows)
-        moved = int(taken.sum())
-        if not moved:
-            continue
-        more = from_matrix(
-            np.where(taken[:, None] if by_rows else taken, TIMES, 1.0) + np.zeros_like(noise.plain[0]), expected
-        )
+@dataclass(frozen=True, slots=True)
+class _Jumps:
+    """A tensor of floats, and the runs that decide for themselves."""
 
-        def draw(seed: int, around: Array = other, more: Array = more) -> Array | None:
-            return _around(around, expected, part_of(pair, replays.drawn(site, seed)), more, unit, seed)
+    pair: Pair
+    replays: Replays
+    unit: float
+    expected: Array
+    candidate: Array
+    runs: Sequence[Array]
+    noise: _Runs
 
-        left = excess_of(other, candidate, unit, draw, before(pair, replays))
-        if left is not None and left.times <= DRIFT:
-            facts = {
-                "differing": moved, "count": _count(expected, by_rows), "what": "rows" if by_rows else "elements",
-                "runs": len(runs), "error": left.error, "limit": left.limit, "proof": "replayed",
-            }  # fmt: skip
-            return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
-    if not _may_be_decided_otherwise(pair, replays, unit, expected, candidate, runs, noise):
-        return None
-    spread = max(float(np.sqrt(np.mean(_off(run, expected) ** 2))) for run in runs)
-    error = float(np.sqrt(np.mean(_off(candidate, expected) ** 2)))
-    facts = {"error": error, "limit": REACH * spread, "runs": len(runs)}
-    return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, facts)
+    def finding(self) -> Finding | None:
+        """A flip, where the rest is noise once the rows or elements are as in the runs; else perhaps one."""
+        for by_rows in (True, False):
+            other, taken = _decided_as(self.expected, self.candidate, self.runs, self.noise, by_rows)
+            moved = int(taken.sum())
+            left = self._left_around(other, taken[:, None] if by_rows else taken) if moved else None
+            if left is not None and left.times <= DRIFT:
+                count = len(matrix(wide(self.expected))) if by_rows else int(self.expected.size)
+                facts = {
+                    "differing": moved, "count": count, "what": "rows" if by_rows else "elements",
+                    "runs": len(self.runs), "error": left.error, "limit": left.limit, "proof": "replayed",
+                }  # fmt: skip
+                return Finding(BY, Verdict.FLIP, Why.NEAR_TIE, facts)
+        if not self._may_be_decided_otherwise():
+            return None
+        error, *spread = (_rms(_off(run, self.expected)) for run in (self.candidate, *self.runs))
+        facts = {"error": error, "limit": REACH * max(spread), "runs": len(self.runs)}
+        return Finding(BY, Verdict.INCONCLUSIVE, Why.MAYBE_FLIPPED, facts)
 
+    def _left_around(self, other: Array, taken: Mask) -> Excess | None:
+        """What is left of the candidate beside `other`, by the noise of draws; where that is from a run, its own on
+        top."""
+        more = from_matrix(np.where(taken, TIMES, 1.0) + np.zeros_like(self.noise.plain[0]), self.expected)
+        drawing = draw_of(self.pair, self.replays)
 
-def _may_be_decided_otherwise(
-    pair: Pair, replays: Replays, unit: float, expected: Array, candidate: Array, runs: Sequence[Array],
-    noise: _Runs,
-) -> bool:  # fmt: skip
-    """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it next
-    to the nearest run, whose own noise is larger."""
-    site, sides = pair.reference.site, before(pair, replays)
+        def draw(seed: int) -> Array | None:
+            drawn = drawing(seed)
+            if drawn is None:
+                return None
+            own = from_matrix(rounding_of(matrix(np.abs(wide(other))) * self.unit, seed), other)
+            found: Array = wide(other) + more * (
+                (wide(drawn) - wide(self.expected)) + np.where(np.greater(more, 1), own, 0.0)
+            )
+            return found
 
-    def drawn(seed: int) -> Array | None:
-        return part_of(pair, replays.drawn(site, seed))
+        return excess_of(other, self.candidate, self.unit, draw, before(self.pair, self.replays))
 
-    for by_rows in (True, False):
-        rest = _open_replaced(expected, candidate, runs, noise, by_rows)
-        left = None if rest is None else excess_of(expected, rest, unit, drawn, sides)
-        if left is not None and left.times <= DRIFT:
-            return True
-    at = min(range(len(runs)), key=lambda one: float(np.square(_off(runs[one], candidate)).sum()))
-    nearest = runs[at]
+    def _may_be_decided_otherwise(self) -> bool:
+        """Whether noise explains the candidate but for rows or elements that decisions move about as far, or all of it
+        next to the nearest run, whose own noise is larger."""
+        sides = before(self.pair, self.replays)
+        for by_rows in (True, False):
+            rest = _open_replaced(self.expected, self.candidate, self.runs, self.noise, by_rows)
+            draw = draw_of(self.pair, self.replays)
+            left = None if rest is None else excess_of(self.expected, rest, self.unit, draw, sides)
+            if left is not None and left.times <= DRIFT:
+                return True
+        at = int(np.argmin([_rms(_off(run, self.candidate)) for run in self.runs]))
+        nearest, drawing = self.runs[at], draw_of(self.pair, self.replays, times=TIMES)
 
-    def around(seed: int) -> Array | None:
-        drawn = part_of(pair, replays.drawn(site, seed, times=TIMES))
-        return None if drawn is None else wide(nearest) + (wide(drawn) - wide(expected))
+        def around(seed: int) -> Array | None:
+            drawn = drawing(seed)
+            return None if drawn is None else wide(nearest) + (wide(drawn) - wide(self.expected))
 
-    left = excess_of(nearest, candidate, unit, around, sides)
-    return bool(noise.jumps(at, False).any()) and left is not None and left.times <= DRIFT
+        left = excess_of(nearest, self.candidate, self.unit, around, sides)
+        return bool(self.noise.jumps(at, False).any()) and left is not None and left.times <= DRIFT
 
 
 def _open_replaced(
@@ -184,10 +187,10 @@ def _open_replaced(
     base, found = matrix(wide(expected)), matrix(wide(candidate))
     reach = np.max([_sizes(_off(run, expected), by_rows) for run in runs], axis=0)
     moved = np.any([noise.jumps(at, by_rows) for at in range(len(runs))], axis=0)
-    open_ = moved & (_sizes(found - base, by_rows) <= REACH * reach)
-    if not open_.any():
+    is_open = moved & (_sizes(found - base, by_rows) <= REACH * reach)
+    if not is_open.any():
         return None
-    kept = np.where(open_[:, None] if by_rows else open_, base, found)
+    kept = np.where(is_open[:, None] if by_rows else is_open, base, found)
     rest: Array = kept.reshape(expected.shape).astype(candidate.dtype)
     return rest
 
@@ -219,15 +222,5 @@ def _off(array: Array, expected: Array) -> Floats:
     return np.nan_to_num(matrix(wide(array)) - matrix(wide(expected)))
 
 
-def _around(other: Array, expected: Array, drawn: Array | None, more: Array, unit: float, seed: int) -> Array | None:
-    """The noise of a draw, around something else; where that is from a run, its own on top."""
-    if drawn is None:
-        return None
-    own = from_matrix(rounding_of(matrix(np.abs(wide(other))) * unit, seed), other)
-    off = more * ((wide(drawn) - wide(expected)) + np.where(np.greater(more, 1), own, 0.0))
-    found: Array = wide(other) + off
-    return found
-
-
-def _count(expected: Array, by_rows: bool) -> int:
-    return len(matrix(wide(expected))) if by_rows else int(expected.size)
+def _rms(off: Floats) -> float:
+    return float(np.sqrt(np.mean(off**2)))

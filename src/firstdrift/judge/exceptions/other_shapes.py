@@ -12,29 +12,25 @@ from ...errors import FormatError
 from ...program.calls import Step, reads
 from ...program.cuts import Cut
 from ...program.written.read_program import read_program
-from ..case import Case, Chains, Findings, last
-from ..measure.result import CLEAN, Finding, Verdict, Why
-from ..replay.exercised import TRIALS, Exercised
-from ..replay.replays import Own, Replays
+from ..case import Case, Chains, Findings, is_clean, last
+from ..measure.result import DRIFTS, Finding, Verdict, Why
+from ..replay.exercised import Exercised
+from ..replay.random_inputs import TRIALS
+from ..replay.replays import Replays, own_of
 from ..unexercised import alike
 
 BY = "other shapes"
-_DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
 
 
 def other_shapes(case: Case, chains: Chains) -> Findings:
     """Tensors of other shapes of which both sides make the same."""
     asked = [site for site in chains if _is_of_another_shape(site, case, chains)]
-    if not asked or any(chain[-1].verdict in _DRIFTS for chain in chains.values()):
+    if not asked or any(chain[-1].verdict in DRIFTS for chain in chains.values()):
         return {}
     try:
-        reference, candidate = (
-            read_program(case.reference),
-            None if case.own is not None else read_program(case.candidate),
-        )
+        reference, own = read_program(case.reference), case.own or own_of(case.candidate)
     except FormatError:
         return {}
-    own = case.own or (None if candidate is None else Own(candidate, case.candidate))
     if reference is None or own is None:
         return {}
     functions = Exercised(case, reference, own, alike(case, chains))
@@ -42,10 +38,12 @@ def other_shapes(case: Case, chains: Chains) -> Findings:
         made = _made_of(functions.replays, case, asked)
         forward = [site for site in asked if site.phase == "fwd"]
         readers = {one for site in forward for one in made[site] if one.phase == "fwd"}
-        proven = {reader for reader in readers if _is_clean(reader, chains) and functions.is_same(reader)}
-    shown = [site for site in forward if made[site] and made[site] <= proven | _gradients(made[site], chains)]
+        proven = {reader for reader in readers if is_clean(chains, reader) and functions.is_same(reader)}
+    # Gradients that are what they should be need no proof: their function follows from that of the forward pass.
+    right = proven | {one for site in asked for one in made[site] if one.phase != "fwd" and is_clean(chains, one)}
+    shown = [site for site in forward if made[site] and made[site] <= right]
     shown += [site for site in asked if site._replace(phase="fwd") in shown and site.phase == "agrad"
-              and made[site] and all(_is_clean(one, chains) for one in made[site])]  # fmt: skip
+              and made[site] and all(is_clean(chains, one) for one in made[site])]  # fmt: skip
     used = {one for site in shown for one in made[site] if one in proven}
     return {site: _finding(sorted(made[site] & proven)) for site in shown} | {site: _finding([site]) for site in used}
 
@@ -75,16 +73,6 @@ def _is_inside(site: Site, step: Step, cut: Cut) -> bool:
     """Whether a tensor is made on the way to another, and read there."""
     ref = step.sites.get(site)
     return ref is not None and ref != cut.target and any(ref in reads(step.nodes[number]) for number in cut.nodes)
-
-
-def _gradients(sites: set[Site], chains: Chains) -> set[Site]:
-    """Gradients that are what they should be; their function follows from that of the forward pass."""
-    return {site for site in sites if site.phase != "fwd" and _is_clean(site, chains)}
-
-
-def _is_clean(site: Site, chains: Chains) -> bool:
-    now = last(chains, site)
-    return now is not None and now.verdict in CLEAN
 
 
 def _finding(readers: list[Site]) -> Finding:

@@ -15,7 +15,7 @@ from ...core.sites import Site
 from ...program.interpreter import NotReplayableError
 from ..case import Case
 from ..replay.replays import Replays
-from .equal_functions import FLOAT32, OUTWEIGHED
+from .parts import FLOAT32, OUTWEIGHED
 
 
 def is_undone(site: Site, case: Case, otherwise: AbstractSet[Site]) -> bool:
@@ -26,10 +26,7 @@ def is_undone(site: Site, case: Case, otherwise: AbstractSet[Site]) -> bool:
     if alone is None or alone.own is None:
         return False
     weights = frozenset(one for one in otherwise if one.phase == "weight")
-    together = Replays(
-        case.reference, case.candidate, case.alignment.pairs, alone.program, alone.own,
-        lambda one: one == site or one in weights or one not in otherwise, case.finest, weights,
-    )  # fmt: skip
+    together = alone.starting(lambda one: one == site or one in weights or one not in otherwise, weights)
     by_itself, left = _apart(site, alone), _apart(site, together)
     if by_itself is None or left is None or OUTWEIGHED * left[0] > by_itself[0]:
         return False
@@ -40,7 +37,7 @@ def _apart(site: Site, replays: Replays) -> tuple[float, float] | None:
     """How far the two sides' calls are apart at a site, and how large that is; None where they cannot be run."""
     try:
         with replays.running():
-            expected, found = replays.expected(site), replays.own_expected(site)
+            expected, found = replays.expected(site), replays.run_own(site)
     except NotReplayableError:
         return None
     if expected is None or found is None or expected.shape != found.shape:

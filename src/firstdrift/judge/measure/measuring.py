@@ -18,7 +18,7 @@ from ...kernels import Measurement, measure, stats
 from ...pair.pairs import Pair, ReconcileError, apply_all
 from ...store.formats import WITHOUT_SHAPES
 from .result import Verdict, Why
-from .scales import Parts, parts_of, profile_of
+from .scales import Parts, parts_of
 from .updates import Update, update_of
 
 THREADS = min(4, os.cpu_count() or 1)
@@ -68,6 +68,11 @@ def measure_pairs(
         advance(pair.reference.nbytes + sum(record.nbytes for record in pair.candidate))
 
 
+def unit_of(pair: Pair) -> float:
+    """The coarser roundoff of what both sides store."""
+    return roundoff(pair.reference.dtype, *(record.dtype for record in pair.candidate))
+
+
 def load_recorded(pair: Pair, reference: Trace, candidate: Trace) -> tuple[Array, Array]:
     """Both tensors of a pair, reconciled; `reference` may be any trace that has the reference's site."""
     of_reference = apply_all(reference.array(pair.reference.site), pair.reference_steps)
@@ -86,10 +91,7 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
     except ReconcileError as error:
         return Measured(pair, problem=str(error))
     if pair.reference.details.get("stage") in INDEX_PAYLOAD:
-        of_reference, of_candidate = (
-            _as_indices(of_reference),
-            _as_indices(of_candidate),
-        )  # expert ids that were stored as floats
+        of_reference, of_candidate = map(_as_indices, (of_reference, of_candidate))
     if pair.site.phase == "optim" and {_kind(of_reference), _kind(of_candidate)} == {"float", "integer"}:
         of_reference, of_candidate = _counted(of_reference), _counted(of_candidate)
     if _kind(of_reference) != _kind(of_candidate):
@@ -104,14 +106,11 @@ def _measure(pair: Pair, reference: Trace, candidate: Trace, befores: _Befores) 
         of_candidate = of_reference  # what is asked from here on of one side holds of both
     constant = _is_constant(of_reference) and (of_candidate is of_reference or _is_constant(of_candidate))
     whole = _kind(of_reference) == "integer"
-    parts = None if found.bit_equal or whole or update is not None else _parts(pair, of_reference, of_candidate)
+    parts = None
+    if not (found.bit_equal or whole or update is not None):
+        parts = parts_of(of_reference, of_candidate, least=unit_of(pair))
     zeros = parts is None or np.array_equal(of_reference == 0, of_candidate == 0)
     return Measured(pair, found, None, None, update, rounded, whole, constant, parts, zeros)
-
-
-def _parts(pair: Pair, reference: Array, candidate: Array) -> Parts | None:
-    profile = profile_of(reference, candidate, least=roundoff(pair.reference.dtype, pair.candidate[0].dtype))
-    return None if profile is None else parts_of(profile)
 
 
 def _is_constant(array: Array) -> bool:
@@ -136,10 +135,8 @@ def _without_values(pair: Pair) -> Measured | None:
     if candidate.absent is not None:
         return Measured(pair, absent=Absent(Verdict.DRIFT, Why.NO_GRADIENT, candidate.absent))
     if reference.absent is not None:
-        asked = reference.absent != NOT_REQUIRED
-        return Measured(
-            pair, absent=Absent(Verdict.DRIFT if asked else Verdict.SAME, Why.EXTRA_GRADIENT, reference.absent)
-        )
+        verdict = Verdict.SAME if reference.absent == NOT_REQUIRED else Verdict.DRIFT
+        return Measured(pair, absent=Absent(verdict, Why.EXTRA_GRADIENT, reference.absent))
     if reference.at is None or any(record.at is None for record in pair.candidate):
         return Measured(pair, problem="a side recorded statistics only; record the tensor to compare it")
     return None
@@ -157,9 +154,8 @@ def _candidate(pair: Pair, candidate: Trace) -> Array:
 
 def _same_shape(reference: Array, candidate: Array) -> tuple[Array, Array]:
     """Equal shapes, or shapes that differ in axes of length one alone."""
-    if reference.shape == candidate.shape:
-        return reference, candidate
-    if _squeezed(reference.shape) == _squeezed(candidate.shape):
+    squeezed = [[dim for dim in array.shape if dim != 1] for array in (reference, candidate)]
+    if squeezed[0] == squeezed[1]:
         return reference, candidate.reshape(reference.shape)
     hint = ""
     if reference.size == candidate.size:
@@ -167,10 +163,6 @@ def _same_shape(reference: Array, candidate: Array) -> tuple[Array, Array]:
     raise ReconcileError(
         f"shape {list(reference.shape)} in the reference, {list(candidate.shape)} in the candidate{hint}"
     )
-
-
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(dim for dim in shape if dim != 1)
 
 
 def _kind(array: Array) -> str:
@@ -220,26 +212,22 @@ class _Befores:
         before = self._both(pair, ("weight",), reference.shape)
         if before is None:
             return reference, candidate, None
-        unit = max(roundoff(pair.reference.dtype), roundoff(pair.candidate[0].dtype))
         same = _are_same(reference, candidate) and _are_same(*before)
         gradients = None if same else self._both(pair, ("grad_scaled", "grad"), reference.shape)
-        found = update_of(before, (reference, candidate), unit, gradients)
+        found = update_of(before, (reference, candidate), unit_of(pair), gradients)
         added = mapped_rows(_difference, reference, before[0])
         return added, added if same else mapped_rows(_difference, candidate, before[1]), found
 
     def _both(self, pair: Pair, phases: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
         """Both sides' tensors of the same parameter in the first of these phases that both have."""
-        if len(pair.candidate) > 1:
-            return None
-        for phase in phases:
+        for phase in phases if len(pair.candidate) == 1 else ():
             reference = self._load(self._reference, pair.reference, phase)
             candidate = self._load(self._candidate, pair.candidate[0], phase)
             if reference is None or candidate is None:
                 continue
             try:
-                return apply_all(reference, pair.reference_steps), apply_all(candidate, pair.candidate_steps).reshape(
-                    shape
-                )
+                found = apply_all(candidate, pair.candidate_steps).reshape(shape)
+                return apply_all(reference, pair.reference_steps), found
             except (ReconcileError, ValueError):
                 continue
         return None

@@ -34,7 +34,8 @@ class Verdict(StrEnum):
 
 
 CLEAN = frozenset({Verdict.SAME, Verdict.NOISE, Verdict.FLIP})
-DIRTY = frozenset({Verdict.DRIFT, Verdict.PRECISION, Verdict.INHERITED})
+DRIFTS = frozenset({Verdict.DRIFT, Verdict.PRECISION})
+DIRTY = DRIFTS | {Verdict.INHERITED}
 
 
 class Why(StrEnum):
@@ -79,7 +80,6 @@ class Why(StrEnum):
     SETTING = "setting"
     UNSTABLE = "unstable"
     SHORTER_GRID = "shorter-grid"
-    SHORTER_RUNG = "shorter-rung"
     SHORTER_CALLS = "shorter-calls"
     # inherited
     FOLLOWS_INPUTS = "follows-inputs"
@@ -239,10 +239,6 @@ class Match:
     how: str
     sure: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in the result."""
-        return {"name": self.name, "candidate": list(self.candidate), "how": self.how, "sure": self.sure}
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -293,37 +289,37 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """JSON of schema `firstdrift-diff-v1`."""
-        first = None
-        if self.first_drift is not None:
-            first = {**self.first_drift.site._asdict(), "introduced_by": self.first_drift.introduced_by}
-            first["cause"] = None if self.first_drift.cause is None else asdict(self.first_drift.cause)
-            first["sentence"] = self.first_drift.sentence
-            first["repeats"] = list(self.first_drift.repeats)
+        drift, coverage = self.first_drift, asdict(self.coverage)
+        first = drift and {
+            **drift.site._asdict(), "introduced_by": drift.introduced_by, "cause": _said(drift.cause),
+            "sentence": drift.sentence, "repeats": list(drift.repeats),
+        }  # fmt: skip
+        left = {
+            "reference": self.reference_only, "candidate": self.candidate_only, "ignored": self.ignored,
+            "absorbed": self.absorbed,
+        }  # fmt: skip
         said = {
-            "schema": SCHEMA,
-            "verdict": str(self.verdict),
-            "sentence": self.sentence,
-            "exit_code": self.exit_code,
-            "cause": None if self.cause is None else asdict(self.cause),
-            "first_drift": first,
-            "proves": None if self.proves is None else _proves(self.proves),
+            "schema": SCHEMA, "verdict": str(self.verdict), "sentence": self.sentence, "exit_code": self.exit_code,
+            "cause": _said(self.cause), "first_drift": first,
+            "proves": self.proves and {"site": _place(self.proves.site), "error": self.proves.error},
             "settings": [_setting(setting) for setting in self.settings],
-            "flips": [pair.site._asdict() for pair in self.flips],
-            "counts": self.counts,
-            "coverage": asdict(self.coverage),
+            "flips": [_place(pair.site) for pair in self.flips], "counts": self.counts, "coverage": coverage,
             "unmatched": {
-                "reference": [_unmatched(item) for item in self.reference_only],
-                "candidate": [_unmatched(item) for item in self.candidate_only],
-                "ignored": [_unmatched(item) for item in self.ignored],
-                "absorbed": [_unmatched(item) for item in self.absorbed],
+                side: [{**item.site._asdict(), "reason": item.reason} for item in items] for side, items in left.items()
             },
-            "matches": [match.to_json() for match in self.matches],
-            "graph": self.graph,
-            "notes": list(self.notes),
-            "problems": list(self.problems),
+            "matches": [{**asdict(match), "candidate": list(match.candidate)} for match in self.matches],
+            "graph": self.graph, "notes": list(self.notes), "problems": list(self.problems),
             "pairs": [_pair(pair) for pair in self.pairs],
-        }
+        }  # fmt: skip
         return plain(said)  # type: ignore[no-any-return]
+
+
+def _said(item: Cause | Measurement | None) -> dict[str, Any] | None:
+    return None if item is None else asdict(item)
+
+
+def _place(site: Site | None) -> dict[str, Any] | None:
+    return None if site is None else site._asdict()
 
 
 def _owner(site: Site) -> str:
@@ -336,40 +332,22 @@ def _sureness(pair: Pair) -> float | None:
     return None if pair.sure is None else round(1.0 - 2.0 ** -min(pair.sure, 50.0), 6)
 
 
-def _unmatched(item: Unmatched) -> dict[str, Any]:
-    return {**item.site._asdict(), "reason": item.reason}
-
-
-def _proves(proves: Proves) -> dict[str, Any]:
-    return {"site": None if proves.site is None else proves.site._asdict(), "error": proves.error}
-
-
 def _setting(result: SettingResult) -> dict[str, Any]:
     return {**asdict(result), "effect": str(result.effect), "sites": [site._asdict() for site in result.sites]}
 
 
 def _pair(result: PairResult) -> dict[str, Any]:
     pair = result.pair
+    steps = [f"reference {step}" for step in pair.reference_steps]
+    steps += [f"candidate {step}" for step in pair.candidate_steps]
     return {
-        **pair.site._asdict(),
-        "candidate": [record.site._asdict() for record in pair.candidate],
-        "matched": pair.matched,
-        "sure": _sureness(pair),
-        "reconciled": [
-            *(f"reference {step}" for step in pair.reference_steps),
-            *(f"candidate {step}" for step in pair.candidate_steps),
-            *pair.notes,
-        ],
-        "verdict": str(result.verdict),
-        "reason": result.reason,
+        **pair.site._asdict(), "candidate": [record.site._asdict() for record in pair.candidate],
+        "matched": pair.matched, "sure": _sureness(pair), "reconciled": [*steps, *pair.notes],
+        "verdict": str(result.verdict), "reason": result.reason,
         "decided": [
             {"by": finding.by, "verdict": str(finding.verdict), "why": str(finding.why), "facts": dict(finding.facts)}
             for finding in result.chain
         ],
-        "error": result.error,
-        "inherited": result.inherited,
-        "limit": result.limit,
-        "introduced": result.introduced,
-        "introduced_by": result.introduced_by,
-        "measurement": None if result.measurement is None else asdict(result.measurement),
-    }
+        "error": result.error, "inherited": result.inherited, "limit": result.limit, "introduced": result.introduced,
+        "introduced_by": result.introduced_by, "measurement": _said(result.measurement),
+    }  # fmt: skip

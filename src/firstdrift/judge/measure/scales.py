@@ -35,18 +35,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """The relative error of every row, every column and the worst element, as mean squares."""
-
-    rows: Floats
-    columns: Floats
-    element: float
-    at: tuple[int, int]  # the worst element
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """What a profile comes to: relative errors of the usual row, the worst row, column and element, and which."""
+    """Relative errors of the usual row and of the worst row, column and element, and which these are."""
 
     usual: float
     row: float
@@ -70,28 +60,27 @@ class Part:
         return self.error / self.limit if self.limit else np.inf if self.error else 0.0
 
 
-def profile_of(expected: Array, found: Array, *, least: float) -> Profile | None:
+def parts_of(expected: Array, found: Array, *, least: float) -> Parts | None:
     """How far two tensors are apart, part by part, where both are finite; None where there are no floats.
 
-    No scale is less than `least` times the root mean square of the whole tensor.
+    No scale is less than `least` times the root mean square of the whole tensor. The usual row is the median where rows
+    are long enough to be judged alone.
     """
     if expected.shape != found.shape or not expected.size or not (_is_float(expected) and _is_float(found)):
         return None
     _, width = matrix_of(expected.shape)
     reference, candidate = expected.reshape(-1, width), found.reshape(-1, width)
-    of_rows, of_columns = scales_of(reference, least)
-    return Profile(*weighed(reference, candidate, of_rows, of_columns))
-
-
-def parts_of(profile: Profile) -> Parts:
-    """The worst parts, and the usual row: the median where rows are long enough to be judged alone."""
-    rows, columns = profile.rows, profile.columns
+    rows, columns, element, at = weighed(reference, candidate, *scales_of(reference, least))
     usual = float(np.median(rows) if len(columns) >= FEWEST else np.mean(rows))
     row, column = int(np.argmax(rows)), int(np.argmax(columns))
     return Parts(
-        sqrt(usual), sqrt(rows[row]), sqrt(columns[column]), sqrt(profile.element), (row, column, *profile.at),
+        sqrt(usual),
+        sqrt(rows[row]),
+        sqrt(columns[column]),
+        sqrt(element),
+        (row, column, *at),
         (len(rows), len(columns)),
-    )  # fmt: skip
+    )
 
 
 def is_clear(parts: Parts, unit: float) -> bool:
@@ -103,28 +92,26 @@ def least_part(parts: Parts, unit: float, limit: float, most: float = np.inf) ->
     """The part whose error is the most beyond a limit for the usual row, or beyond what that row shows: who computes
     all else to the last digit has made no row or element worse by rounding. A usual row excuses no others by more than
     `most`, however far it is off itself."""
-    height, width = parts.shape
-    found = [Part("most rows" if width >= FEWEST else "the whole", parts.usual, limit)]
     usual = min(parts.usual, most)
-    if width >= FEWEST:
-        found.append(Part(f"row {parts.at[0]}", parts.row, max(unit, ROW * (1 + SHORT / sqrt(width)) * usual)))
-    if height >= FEWEST:
-        column = max(unit, ROW * (1 + SHORT / sqrt(height)) * usual)
-        found.append(Part(f"column {parts.at[1]}", parts.column, column))
-    element = max(NEIGHBOURS * unit, NUMBER * usual)
-    found.append(Part(f"element {parts.at[2]}, {parts.at[3]}", parts.element, element))
-    return max(found, key=lambda part: part.excess)
+    row, column = (max(unit, ROW * (1 + SHORT / sqrt(length)) * usual) for length in parts.shape[::-1])
+    return _worst(parts, limit, row, column, max(NEIGHBOURS * unit, NUMBER * usual))
 
 
 def worst_of(parts: Parts, limit: float) -> Part:
     """The part whose error is the most beyond what noise explains of a whole tensor."""
+    row, column = (scattered(limit, length) for length in parts.shape[::-1])
+    return _worst(parts, limit, row, column, ELEMENT * limit)
+
+
+def _worst(parts: Parts, usual: float, row: float, column: float, element: float) -> Part:
+    """The part that is the furthest beyond its limit; rows and columns count where they are long enough."""
     height, width = parts.shape
-    found = [Part("most rows" if width >= FEWEST else "the whole", parts.usual, limit)]
+    found = [Part("most rows" if width >= FEWEST else "the whole", parts.usual, usual)]
     if width >= FEWEST:
-        found.append(Part(f"row {parts.at[0]}", parts.row, scattered(limit, width)))
+        found.append(Part(f"row {parts.at[0]}", parts.row, row))
     if height >= FEWEST:
-        found.append(Part(f"column {parts.at[1]}", parts.column, scattered(limit, height)))
-    found.append(Part(f"element {parts.at[2]}, {parts.at[3]}", parts.element, ELEMENT * limit))
+        found.append(Part(f"column {parts.at[1]}", parts.column, column))
+    found.append(Part(f"element {parts.at[2]}, {parts.at[3]}", parts.element, element))
     return max(found, key=lambda part: part.excess)
 
 

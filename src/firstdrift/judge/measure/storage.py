@@ -3,13 +3,10 @@ a convolution of patches is a linear layer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import permutations
 from math import prod
-
-import numpy as np
 
 from ...core.dtypes import roundoff
 from ...core.sites import Site
@@ -27,15 +24,7 @@ Parameter = tuple[str, str]
 def as_stored(
     pairs: Sequence[Pair], reference: Trace, candidate: Trace, vouched: Collection[Site] = ()
 ) -> tuple[Pair, ...]:
-    """The pairs, with the steps that undo what is stored along other axes."""
-    undoing = other_axes(pairs, reference, candidate, vouched)
-    return tuple(_undone(pair, undoing.get(_parameter(pair.site))) for pair in pairs)
-
-
-def other_axes(
-    pairs: Sequence[Pair], reference: Trace, candidate: Trace, vouched: Collection[Site] = ()
-) -> dict[Parameter, Transform]:
-    """The parameters that hold the same numbers along other axes, and the step that undoes it.
+    """The pairs, with the steps that undo what is stored along other axes.
 
     Only what cannot be a mistake is undone: numbers that are equal where the shape says that the axes changed, and
     square matrices beside such. A square matrix alone may have been transposed by a wrong loader, unless it is
@@ -46,27 +35,7 @@ def other_axes(
     steps = {_parameter(pair.site): _step(pair, reference, candidate) for pair in others}
     squares = [pair for pair in weights if _is_square(pair) and (TRANSPOSED in steps.values() or pair.site in vouched)]
     steps |= {_parameter(pair.site): TRANSPOSED for pair in squares if _is_transposed(pair, reference, candidate)}
-    return {parameter: step for parameter, step in steps.items() if step is not None}
-
-
-def along_same_axes(trace: Trace, undoing: Mapping[Parameter, Transform]) -> Trace:
-    """A candidate's trace with its parameters along the reference's axes."""
-    shapes, arrays = {}, {}
-    for record in trace:
-        step = undoing.get(_parameter(record.site)) if record.site.phase in STORED else None
-        if step is not None and record.at is not None and record.shape is not None and _fits(step, record.shape):
-            shapes[record.site] = step.apply(np.broadcast_to(0, record.shape)).shape
-            arrays[record.site] = partial(_turned, trace, record.site, step)
-    return trace.with_arrays(arrays, shapes) if arrays else trace
-
-
-def _fits(step: Transform, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has its parameter's axes; an optimizer's counters and sums of rows have not."""
-    return prod(shape) == prod(step.shape) if step.kind == "reshape" else len(shape) > 1
-
-
-def _turned(trace: Trace, site: Site, step: Transform) -> Array:
-    return step.apply(trace.array(site))
+    return tuple(_undone(pair, steps.get(_parameter(pair.site))) for pair in pairs)
 
 
 def _is_plain(pair: Pair) -> bool:

@@ -6,7 +6,7 @@ learning rate that is off shows as a factor, whose error is that of one element 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
@@ -43,9 +43,14 @@ class Update:
     element: float = 0.0
 
     @property
-    def is_apart(self) -> bool:
-        """Whether the two differ by more than rounding and gradients explain."""
-        return self.is_gross or abs(self.factor) > self.open or self.error > NOISIER * self.noise
+    def limit(self) -> float:
+        """The error that noise explains."""
+        return max(self.open, NOISIER * self.noise)
+
+    def is_apart(self, slack: float = 0.0) -> bool:
+        """Whether the two differ by more than rounding, gradients and something else (`slack`) explain."""
+        is_other = abs(self.factor) > self.open + slack
+        return self.is_gross or is_other or self.error > NOISIER * self.noise + slack
 
     @property
     def is_hidden(self) -> bool:
@@ -53,11 +58,8 @@ class Update:
         return self.open >= 1
 
 
-def update_of(
-    before: Both, after: Both, unit: float, gradients: Both | None = None, noise: Sequence[Array] = ()
-) -> Update:
-    """Compare what was added to weights, where all of them are finite; `unit` is the roundoff of the stored ones, and
-    `noise` are other right results."""
+def update_of(before: Both, after: Both, unit: float, gradients: Both | None = None) -> Update:
+    """Compare what was added to weights, where all of them are finite; `unit` is the roundoff of the stored ones."""
     longest = max((float(np.max(np.abs(_added(before, after, 0, part)))) for part in _parts(after[0])), default=0.0)
     squares = product = errors = noises = open_squares = turned = 0.0
     is_gross, element = False, 0.0
@@ -66,8 +68,6 @@ def update_of(
         error, largest = b - a, np.maximum(np.abs(a), np.abs(b))
         stored = unit * _finite(np.abs(wide(after[0][part])))
         unsure = largest * (0.0 if gradients is None else _relative(gradients[0][part], gradients[1][part]))
-        for array in noise:
-            unsure = np.maximum(unsure, _finite(np.abs(wide(array[part]) - wide(after[0][part]))))
         is_gross = is_gross or bool(np.any(np.abs(error) > ROUNDINGS * stored + LONGER * longest))
         rounding = (stored + unit * STEPS * np.abs(a)) ** 2
         explained = np.sqrt(rounding) + unsure

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...core.sites import Site
 from ..case import Case, Chains, Findings, Pass, decided, last
 from ..measure.result import CLEAN, Effect, Finding, SettingResult, Verdict, Why
 from ..measure.stated import OPTIMIZER, UNSAID, Stated, stated_otherwise
 from ..replay.programs import is_torch_here
+
+if TYPE_CHECKING:
+    from ..replay.restated import Restated
 
 BY = "settings"
 _PROVEN = frozenset({Why.GAUGE, Why.SAME_FUNCTION})
@@ -28,7 +32,7 @@ def settings_of(case: Case, meant: Sequence[str] = ()) -> tuple[SettingResult, .
     if not is_torch_here():
         said = [stated for stated in found if UNSAID not in (stated.reference, stated.candidate)]
         return tuple(_result(stated, _is_meant(stated, meant) or Effect.UNKNOWN, stated.sites) for stated in said)
-    from ..replay.known_settings import settled
+    from ..replay.exchanged import settled
     from ..replay.restated import Restated
 
     known = settled(found)
@@ -41,11 +45,9 @@ def stating(settings: Sequence[SettingResult]) -> Pass:
     return partial(_stating, settings)
 
 
-def _asked(stated: Stated, asked: object, meant: Sequence[str]) -> list[SettingResult]:
-    from ..replay.known_settings import is_known
-    from ..replay.restated import Restated
+def _asked(stated: Stated, asked: Restated, meant: Sequence[str]) -> list[SettingResult]:
+    from ..replay.exchanged import is_known
 
-    assert isinstance(asked, Restated)
     if (effect := _is_meant(stated, meant)) is not None:
         return [_result(stated, effect, stated.sites)]
     effects = asked.effects(stated)
@@ -72,23 +74,15 @@ def _stating(settings: Sequence[SettingResult], case: Case, chains: Chains) -> F
     for setting in settings:
         if setting.effect not in (Effect.CHANGES, Effect.UNKNOWN):
             continue
-        facts = {
-            "where": setting.where,
-            "key": setting.key,
-            "reference": setting.reference,
-            "candidate": setting.candidate,
-            "op": setting.op,
-        }
+        facts = {key: getattr(setting, key) for key in ("where", "key", "reference", "candidate", "op")}
         for site in setting.sites or _bearers(setting, case):
             now = last(chains, site)
             if site in found or now is None or now.verdict not in CLEAN or now.why in _PROVEN:
                 continue
-            if setting.effect is Effect.CHANGES and _is_undone(site, case, otherwise):
-                continue
-            if setting.effect is Effect.CHANGES:
-                found[site] = Finding(BY, Verdict.DRIFT, Why.SETTING, facts)
-            else:
+            if setting.effect is Effect.UNKNOWN:
                 found[site] = Finding(BY, Verdict.INCONCLUSIVE, Why.UNKNOWN_SETTING, facts)
+            elif not _is_undone(site, case, otherwise):
+                found[site] = Finding(BY, Verdict.DRIFT, Why.SETTING, facts)
     return found
 
 

@@ -6,13 +6,11 @@ for this, so that it costs next to nothing.
 
 from __future__ import annotations
 
-from ...core.dtypes import roundoff
-from ..case import Case, Chain, Chains
-from ..measure.measuring import Measured
+from ..case import Case, Chain, Chains, limit_of
+from ..measure.measuring import Measured, unit_of
 from ..measure.result import Proves, Why
 from ..measure.scales import FEWEST
-from ..measure.updates import NOISIER
-from .given import ROUNDED
+from .by_bytes import ROUNDED
 
 MARGIN = 2.0  # times the limit of a site, an error has to be to show beside the noise that is there
 MOST = 1.0  # relative: a tensor that is not there at all
@@ -45,14 +43,11 @@ def seen_by_limits(item: Measured, case: Case, chain: Chain) -> float:
     if item.pair.tolerance is not None:
         return item.pair.tolerance.relative
     if item.pair.site.phase in ("input", "weight"):
-        return ROUNDED * roundoff(item.pair.reference.dtype, item.pair.candidate[0].dtype)
+        return ROUNDED * unit_of(item.pair)
     if item.update is not None:
-        return max(item.update.open, NOISIER * item.update.noise)
-    limit = next(
-        (float(finding.facts["limit"]) for finding in reversed(chain) if finding.facts.get("limit") is not None), 0.0
-    )
+        return item.update.limit
     producers = case.limits.producers(item.pair.site)
     assert item.measurement is not None
     scale = max(1.0, case.limits.scale_of_terms(item, producers) / item.measurement.norm_reference)
     few = MARGIN if item.count < FEWEST else 1.0
-    return few * MARGIN * scale * max(limit, case.limits.unshared(item, producers))
+    return few * MARGIN * scale * max(limit_of(chain) or 0.0, case.limits.unshared(item, producers))

@@ -1,8 +1,8 @@
-"""Calls and traces with one side's value of a setting exchanged for the other's."""
+"""Settings by the library's names, and calls and traces with one side's value exchanged for the other's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -14,8 +14,52 @@ from ...core.traces import Trace
 from ...program.calls import Call, Ref, Step
 from ...program.cuts import Cut
 from ...program.interpreter import NotReplayableError, operation
-from ..measure.stated import OPTIMIZER, Stated, are_alike
-from .known_settings import setting_of
+from ...program.operations.known_operations import OPERATIONS, is_exactly_named, named
+from ...program.operations.op_table import Setting
+from ..measure.stated import OPTIMIZER, Stated, Unsaid, are_alike
+
+
+def settled(found: Sequence[Stated]) -> list[Stated]:
+    """Settings by the library's names; what a side did not state has the operation's default, where it has one. A
+    module of another name, which somebody wrote, states nothing by its silence."""
+    done: dict[tuple[str, str, tuple[Site, ...]], Stated] = {}
+    for stated in found:
+        known = _settled(stated)
+        if known is not None:
+            done.setdefault((known.where, known.key, known.sites), known)
+    return list(done.values())
+
+
+def _settled(stated: Stated) -> Stated | None:
+    setting = setting_of(stated)
+    if not isinstance(stated.reference, Unsaid) and not isinstance(stated.candidate, Unsaid):
+        return stated if setting is None else replace(stated, key=setting.names[0])
+    silent = stated.op if isinstance(stated.reference, Unsaid) else stated.candidate_op
+    if setting is None or not setting.is_choice or silent is None or not is_exactly_named(silent):
+        return None
+    reference = setting.default if isinstance(stated.reference, Unsaid) else stated.reference
+    candidate = setting.default if isinstance(stated.candidate, Unsaid) else stated.candidate
+    if are_alike(reference, candidate):
+        return None
+    return replace(stated, key=setting.names[0], reference=reference, candidate=candidate)
+
+
+def setting_of(stated: Stated) -> Setting | None:
+    """The setting of the library's operation that a key names."""
+    made_by = None if stated.op is None else named(stated.op)
+    return next((one for one in made_by.settings if stated.key in one.names), None) if made_by is not None else None
+
+
+def is_known(stated: Stated) -> bool:
+    """Whether a key is an argument of an operation that the library knows: its own name, or one that ends in it, as
+    configs have them."""
+    if stated.op is not None:
+        return setting_of(stated) is not None
+    if all(isinstance(value, str) and named(value) is not None for value in (stated.reference, stated.candidate)):
+        return True
+    key = stated.key.rpartition(".")[2]
+    names = {name for made_by in OPERATIONS for setting in made_by.settings for name in setting.names}
+    return key in names or any(key.endswith(f"_{name}") for name in names)
 
 
 def alike(stated: Stated) -> str:

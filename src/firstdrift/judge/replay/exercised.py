@@ -21,14 +21,12 @@ from ..noise import excess_of
 from ..unexercised import constants_of
 from .exchanged import calls
 from .introducing import DRIFT
-from .replays import Own, Replays, Tensors
+from .random_inputs import FEW_VALUES, TRIALS, random_like
+from .replays import MOST_ELEMENTS, Own, Replays, Tensors
 
-MOST_ELEMENTS = 1 << 26  # that are read or made, of all sites together
-TRIALS = 3  # random inputs that a proof takes
 APART = 64.0  # times what draws of correct code come to: less than that is what noise hides on any numbers
 SIZES = (1.0, 8.0)  # times as large as those on record, numbers are tried
-FEW_VALUES = 4  # different numbers of a tensor that is a mask, and is left as it is
-WEIGHTS = ("weight", "optim")  # what stays what it is
+_WEIGHTS = ("weight", "optim")  # what stays what it is
 NAMED = 4  # operations that are named of each side
 
 Written = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -59,21 +57,17 @@ class Exercised:
     def apart(self, site: Site) -> dict[str, Any] | None:
         """The operations of both sides, where these would give different numbers of other inputs."""
         reference, candidate = self._sides(site)
-        if reference is None or candidate is None or reference.written == candidate.written:
+        if reference is None or candidate is None:
             return None
-        if (reference.written, candidate.written) in self._known or _goes_smoothly_on(
-            reference.written, candidate.written
-        ):
+        written = reference.written, candidate.written
+        if written[0] == written[1] or written in self._known or _goes_smoothly_on(*written):
             return None
-        self._known.add((reference.written, candidate.written))
+        self._known.add(written)
         self._left -= self.replays.work(site)
         found = (self._times(site, reference, candidate, size) for size in (SIZES if self._left >= 0 else ()))
         if not any(value is not None and not value <= APART for value in found):
             return None
-        return {
-            "reference": _names(reference.written, candidate.written),
-            "candidate": _names(candidate.written, reference.written),
-        }
+        return {"reference": _names(*written), "candidate": _names(*written[::-1])}
 
     def is_same(self, site: Site) -> bool:
         """Whether both sides' calls make the same of random numbers, from what both recorded before it."""
@@ -92,13 +86,13 @@ class Exercised:
 
     def _reference(self, site: Site) -> _Side | None:
         replays = self.replays
-        step, cut, first = replays.step(site), replays.cut(site), replays.first(site)
+        made, first = replays.made(site), replays.first(site)
         if first != site:
             return _Side((), frozenset({first}), lambda tensors: tensors(first))
-        if step is None or cut is None or cut.is_empty:
+        if made is None or made[1].is_empty:
             return None
-        read = frozenset(one for one in cut.given.values() if one.phase not in WEIGHTS)
-        return _Side(_written(calls(step, cut)), read, lambda tensors: replays.run(site, tensors))
+        read = frozenset(one for one in made[1].given.values() if one.phase not in _WEIGHTS)
+        return _Side(_written(calls(*made)), read, lambda tensors: replays.run(site, tensors))
 
     def _candidate(self, site: Site) -> _Side | None:
         """What the candidate's calls read, by the reference's sites."""
@@ -109,7 +103,7 @@ class Exercised:
         if own is None:
             return None
         mine = {replays.own_site(one): one for one in replays.counterparts.sites}
-        given = [one for one in own[1].given.values() if one.phase not in WEIGHTS]
+        given = [one for one in own[1].given.values() if one.phase not in _WEIGHTS]
         if any(one not in mine for one in given):
             return None
         own_tensors = {mine[one]: one for one in given}
@@ -192,20 +186,16 @@ def _plain(op: str) -> str:
 
 
 def _random(array: Array | None, size: float, rng: np.random.Generator, alike: bool) -> Array | None:
-    """Numbers so many times as large as those on record, of all signs; if `alike`, what is equal, or equal but for its
-    sign, stays so, as in a table that holds everything twice. Whole numbers change places; masks stay as they are then.
-    """
-    if array is None or array.dtype.kind == "b" or not array.size:
-        return array
-    if array.dtype.kind in "iu":
-        shuffled: Array = rng.permutation(array.reshape(-1)).reshape(array.shape)
-        return shuffled
+    """Random numbers like those on record; if `alike`, what is equal, or equal but for its sign, stays so, as in a
+    table that holds everything twice, and masks stay as they are."""
+    if array is None:
+        return None
+    drawn = random_like(array, rng, size)
+    if not alike or drawn is array or array.dtype.kind in "iu":
+        return drawn
     numbers = wide(array)
-    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
-        return array
     known, place = np.unique(np.abs(numbers), return_inverse=True)
-    if alike and len(known) <= FEW_VALUES:
+    if len(known) <= FEW_VALUES:
         return array
-    usual = size * float(np.sqrt(np.mean(numbers**2)))
-    drawn: Array = usual * rng.standard_normal(known.shape if alike else numbers.shape)
-    return np.sign(numbers) * drawn[place].reshape(numbers.shape) if alike else drawn
+    again: Array = np.sign(numbers) * drawn.reshape(-1)[: len(known)][place].reshape(numbers.shape)
+    return again

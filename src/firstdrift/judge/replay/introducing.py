@@ -18,13 +18,13 @@ from ...program.interpreter import ControlDiffersError, NotReplayableError, oper
 from ...program.running.op_kinds import is_kinked, moves
 from ..measure.measuring import load_recorded
 from ..measure.result import Why
-from ..measure.scales import CLEAR, Parts, is_clear, parts_of, profile_of
+from ..measure.scales import CLEAR, is_clear, parts_of
+from ..measure.updates import SIGMAS
 from ..noise import Draw, Excess, excess_of
 from .replays import Replays
 
 DRIFT = 1.5  # times what draws of correct code come to, an error is a drift; up to there nobody can tell
 MASKED = 64  # elements, below which nothing is said of masks
-SIGMAS = 6.0  # by which what two random masks drop may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ def introduced_at(pair: Pair, replays: Replays, unit: float) -> Introduced | Non
     """
     try:
         found, expected = found_at(pair, replays), expected_at(pair, replays)
-        if found is None or expected is None or not _are_alike(expected, found):
+        if found is None or expected is None or expected.shape != found.shape:
+            return None
+        if (expected.dtype.kind in "iub") != (found.dtype.kind in "iub"):
             return None
         if found.dtype.kind in "iub":
             return _discrete(pair, replays, expected, found)
@@ -95,6 +97,12 @@ def part_of(pair: Pair, whole: Array | None) -> Array | None:
         return None
 
 
+def draw_of(pair: Pair, replays: Replays, *, as_recorded: bool = True, times: float = 1.0) -> Draw:
+    """What correct code may make of a pair's tensor, by a seed."""
+    site = pair.reference.site
+    return lambda seed: part_of(pair, replays.drawn(site, seed, as_recorded=as_recorded, times=times))
+
+
 def before(pair: Pair, replays: Replays) -> Array | None:
     """Of weights after a step, the candidate's before it."""
     if pair.site.phase != "weight_after":
@@ -110,8 +118,8 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, unit: f
     if not measure(expected, found, full=False).nonfinite_agree:
         return Introduced(inf, 0.0, "the whole", inf, inferred=inferred)
     if source != site:
-        roundings = _rescaled(pair) + _rescaled(replays.counterparts.first(source))
-        excess: Excess | None = excess_of(expected, found, (1 + roundings) * unit, lambda seed: expected)
+        roundings = 1 + _rescaled(pair) + _rescaled(replays.counterparts.first(source))
+        excess: Excess | None = excess_of(expected, found, roundings * unit, lambda seed: expected)
     else:
         excess = _excess(pair, replays, expected, found, unit)
     if excess is None:
@@ -127,8 +135,11 @@ def _floats(pair: Pair, replays: Replays, expected: Array, found: Array, unit: f
         return None
     if excess.times <= DRIFT:
         return replace(own, undecided=Why.NEXT_TO_NOISE)
-    if source == site and _is_explained_by_more_digits(pair, replays, expected, found, unit):
-        return replace(own, undecided=Why.MORE_DIGITS)
+    if source == site and not replays.is_whole(site):  # the candidate may have had more digits than it recorded
+        draw = draw_of(pair, replays, as_recorded=False)
+        wider = excess_of(expected, found, unit, draw, before(pair, replays))
+        if wider is not None and wider.times <= DRIFT:
+            return replace(own, undecided=Why.MORE_DIGITS)
     return own
 
 
@@ -146,9 +157,8 @@ def _holds_for_reference(pair: Pair, replays: Replays) -> bool:
     recorded, made = replays.reference.array(pair.reference), replays.run(site, _their_own)
     if made is None or made.shape != recorded.shape:
         return False
-    left = excess_of(
-        made, recorded, roundoff(pair.reference.dtype), lambda seed: replays.drawn(site, seed, tensors=_their_own)
-    )  # fmt: skip
+    unit = roundoff(pair.reference.dtype)
+    left = excess_of(made, recorded, unit, lambda seed: replays.drawn(site, seed, tensors=_their_own))
     return left is not None and not left.beyond
 
 
@@ -158,13 +168,13 @@ def _their_own(site: Site) -> Array | None:
 
 
 def _excess(pair: Pair, replays: Replays, expected: Array, found: Array, unit: float) -> Excess | None:
-    site, start = pair.reference.site, before(pair, replays)
-    if start is None and _rounds(site, replays) and (parts := _parts(expected, found, unit)) and is_clear(parts, unit):
+    start = before(pair, replays)
+    # Any call that computes something rounds; copies are equal to the last digit.
+    rounds = not all(moves(operation(call.op)[0]) for call in replays.calls(pair.reference.site))
+    parts = parts_of(expected, found, least=unit) if start is None and rounds else None
+    if parts is not None and is_clear(parts, unit):
         return Excess("most rows", parts.usual, CLEAR * unit, parts.usual / (CLEAR * unit), 0)
-
-    def draw(seed: int) -> Array | None:
-        return part_of(pair, replays.drawn(site, seed))
-
+    draw = draw_of(pair, replays)
     excess = excess_of(expected, found, unit, draw, start)
     if excess is None or not excess.beyond or start is not None or roundoff(pair.reference.dtype) > unit:
         return excess
@@ -189,41 +199,18 @@ def _beside_reference(
     return left if own.times <= DRIFT or left.beyond else replace(excess, times=min(excess.times, DRIFT))
 
 
-def _parts(expected: Array, found: Array, unit: float) -> Parts | None:
-    profile = profile_of(expected, found, least=unit)
-    return None if profile is None else parts_of(profile)
-
-
-def _rounds(site: Site, replays: Replays) -> bool:
-    """Whether any call on the way to a site computes something: copies are equal to the last digit."""
-    return not all(moves(operation(call.op)[0]) for call in replays.calls(site))
-
-
-def _is_explained_by_more_digits(pair: Pair, replays: Replays, expected: Array, found: Array, unit: float) -> bool:
-    """Whether a candidate is right that had more digits than it recorded, where it may have had."""
-    site = pair.reference.site
-    if replays.is_whole(site):
-        return False
-
-    def draw(seed: int) -> Array | None:
-        return part_of(pair, replays.drawn(site, seed, as_recorded=False))
-
-    wider = excess_of(expected, found, unit, draw, before(pair, replays))
-    return wider is not None and wider.times <= DRIFT
-
-
 def _discrete(pair: Pair, replays: Replays, expected: Array, found: Array) -> Introduced | None:
     """Integers and truth values: what is made of the candidate's tensors exactly, or as they round."""
     site = pair.reference.site
-    source = replays.first(site)
-    differing = int(np.count_nonzero(expected != found))
+    source, differing = replays.first(site), int(np.count_nonzero(expected != found))
     if differing and source == site:
         rounded = part_of(pair, replays.run(site, replays.counterparts.array, exact=False))
         differing = differing if rounded is None else min(differing, int(np.count_nonzero(rounded != found)))
-    handed = None if source == site else source._replace(sample=pair.site.sample)
-    share = differing / max(1, found.size)
-    return Introduced(share, 0.0, "the whole", inf if differing else 0.0, inferred=_is_inferred(site, replays),
-                      source=handed)  # fmt: skip
+    return Introduced(
+        differing / max(1, found.size), 0.0, "the whole", inf if differing else 0.0,
+        inferred=_is_inferred(site, replays),
+        source=None if source == site else source._replace(sample=pair.site.sample),
+    )  # fmt: skip
 
 
 def _inherited(pair: Pair, replays: Replays, expected: Array) -> float | None:
@@ -235,12 +222,8 @@ def _inherited(pair: Pair, replays: Replays, expected: Array) -> float | None:
 
 
 def _is_inferred(site: Site, replays: Replays) -> bool:
-    step, cut = replays.step(site), replays.cut(site)
-    return step is not None and cut is not None and replays.program.is_inferred(step, cut)
-
-
-def _are_alike(expected: Array, found: Array) -> bool:
-    return expected.shape == found.shape and (expected.dtype.kind in "iub") == (found.dtype.kind in "iub")
+    made = replays.made(site)
+    return made is not None and replays.program.is_inferred(*made)
 
 
 def is_other_mask(expected: Array, found: Array) -> bool:

@@ -52,16 +52,13 @@ def replays_for(
     if not asked or not is_torch_here():
         return None
     from ...program.process_settings import as_recorded
-    from ...program.written.read_program import read_program
-    from .replays import Own, Replays
+    from .replays import Replays, own_of
 
     with as_recorded({}):
         program = program_for(reference, asked)
     if program is None:
         return None
-    recorded = read_program(candidate) if own is None else None
-    own = own or (None if recorded is None else Own(recorded, candidate))
-    return Replays(reference, candidate, pairs, program, own, starts, finest)
+    return Replays(reference, candidate, pairs, program, own or own_of(candidate), starts, finest)
 
 
 def program_for(trace: Trace, asked: Sequence[Site]) -> Program | None:

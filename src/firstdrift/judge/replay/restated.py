@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,14 +28,12 @@ from ..case import Case
 from ..measure.result import Effect
 from ..measure.stated import HEADER, OPTIMIZER, UNSAID, Stated
 from ..noise import excess_of
-from .exchanged import alike, calls, stating, with_constants_of, with_value
-from .introducing import DRIFT, before, found_at, part_of
-from .known_settings import setting_of
-from .replays import Own, Replays
+from .exchanged import alike, calls, setting_of, stating, with_constants_of, with_value
+from .introducing import DRIFT, before, draw_of, found_at, part_of
+from .random_inputs import TRIALS, are_apart, random_like
+from .replays import Replays, own_of
 
-TRIALS = 2  # random inputs that either value is tried on
 MOST_SITES = 256  # of one setting that are asked
-SAME = 1e-13  # relative: two runs of one formula in float64 are no further apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +57,7 @@ class Restated:
         self._pairs = {pair.site: pair for pair in case.alignment.pairs}
         self._recorded = read_program(case.reference)
         self._library = library_program(case.reference)
-        candidate = read_program(case.candidate) if case.own is None else None
-        self._own = case.own or (None if candidate is None else Own(candidate, case.candidate))
+        self._own = case.own or own_of(case.candidate)
         self._changed: dict[str, Program | None] = {}
         self._bases: dict[int, Replays] = {}
 
@@ -144,38 +140,35 @@ class Restated:
         if self._recorded is None or self._own is None:
             return None
         replays = self._replays(self._recorded)
-        step, cut, own = replays.step(site), replays.cut(site), replays.own_cut(site)
-        if step is None or cut is None or own is None:
+        made, own = replays.made(site), replays.own_cut(site)
+        if made is None or own is None:
             return None
-        reference, candidate = calls(step, cut), calls(*own)
+        reference, candidate = calls(*made), calls(*own)
         if [call.op for call in reference.values()] != [call.op for call in candidate.values()]:
             return None
         changes: dict[int, Call] = {}
         for (number, call), other in zip(reference.items(), candidate.values(), strict=True):
-            made = with_constants_of(call, other)
-            if made is None:
+            changed = with_constants_of(call, other)
+            if changed is None:
                 return None
-            if made != call:
-                changes[number] = made
-        return self._variant(step, changes, is_own=bool(changes))
+            if changed != call:
+                changes[number] = changed
+        return self._variant(made[0], changes, is_own=bool(changes))
 
     def _by_calls(self, stated: Stated, site: Site) -> _Variant | None:
         """The recorded calls with the candidate's value where they were passed the reference's."""
         if self._recorded is None:
             return None
-        replays = self._replays(self._recorded)
-        step, cut = replays.step(site), replays.cut(site)
-        return None if step is None or cut is None else self._variant(step, self._changes(stated, site))
+        made = self._replays(self._recorded).made(site)
+        return None if made is None else self._variant(made[0], self._changes(stated, site))
 
     def _changes(self, stated: Stated, site: Site) -> dict[int, Call]:
         """The recorded calls of a site that were passed the reference's value, passed the candidate's."""
         if self._recorded is None or UNSAID in (stated.reference, stated.candidate):
             return {}
-        replays = self._replays(self._recorded)
-        step, cut = replays.step(site), replays.cut(site)
-        passed = {} if step is None or cut is None else calls(step, cut)
-        made = {number: with_value(call, stated) for number, call in passed.items()}
-        return {number: call for number, call in made.items() if call is not None}
+        made = self._replays(self._recorded).made(site)
+        changed = {number: with_value(call, stated) for number, call in (calls(*made) if made else {}).items()}
+        return {number: call for number, call in changed.items() if call is not None}
 
     def _variant(self, step: Step, changes: Mapping[int, Call], is_own: bool | None = None) -> _Variant:
         assert self._recorded is not None
@@ -194,7 +187,7 @@ class Restated:
             expected, stated = reference.run(site, reference.tensors), candidate.run(site, reference.tensors)
             if expected is None or stated is None:
                 raise NotReplayableError("nothing says how it was made")
-            if not _are_apart(expected, stated) and not any(
+            if not are_apart(expected, stated) and not any(
                 _apart_on_random(reference, candidate, site, seed) for seed in range(TRIALS)
             ):
                 return Effect.UNREAD
@@ -209,35 +202,18 @@ class Restated:
         if found is None or expected is None or stated is None or expected.shape != found.shape:
             return Effect.CHANGES
 
-        def draw(seed: int) -> Array | None:
-            return part_of(pair, replays.drawn(pair.reference.site, seed))
+        draw, start = draw_of(pair, replays), before(pair, replays)
 
         def moved(seed: int) -> Array | None:
             drawn = draw(seed)
             return None if drawn is None else wide(stated) + (wide(drawn) - wide(expected))
 
-        start = before(pair, replays)
-        as_reference, as_stated = (
-            excess_of(expected, found, unit, draw, start),
-            excess_of(stated, found, unit, moved, start),
-        )
+        as_reference = excess_of(expected, found, unit, draw, start)
+        as_stated = excess_of(stated, found, unit, moved, start)
         if as_reference is None or as_stated is None:
             return Effect.CHANGES
         is_candidate = as_reference.times <= 1 and not as_stated.times <= DRIFT
         return Effect.CONTRADICTED if is_candidate else Effect.CHANGES
-
-
-def _are_apart(reference: Any, candidate: Any) -> bool:
-    """Whether two results in float64 are of other formulas."""
-    if reference.shape != candidate.shape:
-        return True
-    if reference.dtype.kind not in "fc":
-        return not np.array_equal(reference, candidate)
-    both = np.isfinite(reference) & np.isfinite(candidate)
-    if not np.array_equal(np.isfinite(reference), np.isfinite(candidate)):
-        return True
-    largest = float(np.abs(reference[both]).max(initial=0.0))
-    return bool(np.abs(reference[both] - candidate[both]).max(initial=0.0) > SAME * largest)
 
 
 def _apart_on_random(reference: Replays, candidate: Replays, site: Site, seed: int) -> bool:
@@ -247,23 +223,13 @@ def _apart_on_random(reference: Replays, candidate: Replays, site: Site, seed: i
 
     def tensors(wanted: Site) -> Array | None:
         if wanted not in drawn:
-            drawn[wanted] = _random(reference.tensors(wanted), wanted, rng)
+            array = reference.tensors(wanted)
+            kept = array is None or wanted.phase in ("weight", "optim") or array.dtype.kind in "iu"
+            drawn[wanted] = array if array is None or kept else random_like(array, rng)
         return drawn[wanted]
 
     try:
         one, other = reference.run(site, tensors), candidate.run(site, tensors)
     except NotReplayableError:
         return False
-    return one is not None and other is not None and _are_apart(one, other)
-
-
-def _random(array: Array | None, site: Site, rng: np.random.Generator) -> Array | None:
-    """Numbers as large as those on record, and of all signs; weights and whole numbers stay what they are."""
-    if array is None or site.phase in ("weight", "optim") or array.dtype.kind in "iub":
-        return array
-    numbers = wide(array)
-    if numbers.dtype.kind != "f" or not np.isfinite(numbers).all():
-        return array
-    size = float(np.sqrt(np.mean(numbers**2))) if numbers.any() else 1.0
-    drawn: Array = size * rng.standard_normal(array.shape)
-    return drawn
+    return one is not None and other is not None and are_apart(one, other)
