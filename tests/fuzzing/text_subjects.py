@@ -21,7 +21,7 @@ from firstdrift.demo.spotter_weights import read_weights, write_weights
 from firstdrift.errors import FirstdriftError, FormatError
 from firstdrift.pair.mapping.parse import read_map
 from firstdrift.pretrain.data.corpora import find_corpus, read_tokens
-from firstdrift.pretrain.data.training_tokenizer import count_tokens, open_tokenizer
+from firstdrift.pretrain.data.training_tokenizer import open_tokenizer
 from firstdrift.pretrain.showing import run_json, run_text
 from firstdrift.sweeping.cases import parse_cases
 from firstdrift.sweeping.ledger import open_ledger
@@ -126,14 +126,13 @@ def ledger(scratch: Path) -> Subject:
 def run_record(scratch: Path) -> Subject:
     """What `show` reads of a training run: run.json and its log."""
     from firstdrift.decoder.decoder_config import PRESETS
-    from firstdrift.pretrain.origins import Stamp
     from firstdrift.pretrain.run_record import Log, Record, write_record
     from firstdrift.pretrain.run_settings import Settings
 
     data = {"path": "d", "tokens": 10, "training_windows": 3, "held_out_windows": 1}
     record = Record(
-        Settings.of(), PRESETS["tiny"], Stamp("m", "LlamaForCausalLM"), data, None, "cpu",
-        {"path": "i", "tensors": 3}, {"given": 1.0, "random": 2.0, "nats": 1.0},
+        Settings.of(), PRESETS["tiny"], {"name": "m", "architecture": "LlamaForCausalLM"}, "cpu", data,
+        init={"path": "i", "tensors": 3}, gap={"given": 1.0, "random": 2.0, "nats": 1.0},
     )  # fmt: skip
     write_record(scratch, record)
     with Log(scratch / "log.jsonl") as log:
@@ -189,7 +188,6 @@ def tokenizer(scratch: Path) -> Subject:
     (scratch / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
 
     def read(directory: Path) -> None:
-        count_tokens(directory)
         open_tokenizer(directory).encode_batch(["ab", ""])
 
     return Subject(parts_of(scratch), read)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -43,25 +43,6 @@ class Selection:
     def count(self) -> int:
         """How many tensors a step leaves."""
         return len(self.whole) + sum(map(len, self.layers.values()))
-
-
-class Recording(Protocol):
-    """Takes what a run computes, step by step."""
-
-    def begin(self, step: int, tokens: Sequence[int]) -> None:
-        """A step begins, with these tokens fed."""
-
-    def see(self, stage: str, layer: int, tensor: Any) -> None:
-        """A stage of the step that has begun."""
-
-    def close(self) -> None:
-        """The run is over; raises what could not be written."""
-
-    def discard(self) -> None:
-        """The run failed: nothing of it stays."""
-
-    def files(self) -> list[Path]:
-        """Everything that was written, in order of its name."""
 
 
 def refuse_trace(directory: Path) -> None:

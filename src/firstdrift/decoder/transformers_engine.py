@@ -25,14 +25,14 @@ from ..weights.open_checkpoint import open_checkpoint
 from .config_json import FAMILIES, to_config
 from .decoder_layers import OFF, Taps
 from .decoder_settings import DecoderConfig
-from .engines import refuse_missing_layers, weight_of
+from .engines import Engine, refuse_missing_layers
 
 OLDEST = 5
 _EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 ATTENTION = "firstdrift"  # under this name our attention function is registered with the library
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """A model of the library, with hooks at every stage."""
 
     def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype) -> None:
@@ -54,7 +54,6 @@ class TransformersEngine:
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
-        """Run the next tokens."""
         self.taps = taps
         try:
             logits: Tensor = self.model(tokens, past_key_values=self._cache, use_cache=True).logits
@@ -69,12 +68,12 @@ class TransformersEngine:
         return logits
 
     def weight(self, name: str) -> Tensor | None:
-        """A weight as it is used; those of experts are parts of one tensor here."""
+        """Those of experts are parts of one tensor here."""
         expert = _EXPERT.fullmatch(name)
         if expert is None:
-            return weight_of(self.model, name)
+            return super().weight(name)
         module, number, part = expert.groups()
-        together = weight_of(self.model, f"{module}.{'down_proj' if part == 'down' else 'gate_up_proj'}")
+        together = super().weight(f"{module}.{'down_proj' if part == 'down' else 'gate_up_proj'}")
         if together is None or together.dim() != 3:
             return None
         own = together[int(number)]

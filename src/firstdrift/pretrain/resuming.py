@@ -1,4 +1,4 @@
-"""Go on from a checkpoint of a run, bit for bit as if it had not stopped; or say what is wrong with it."""
+"""Continue from a checkpoint of a run, bit for bit as if it had not stopped; or say what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.strict_json import Json, with_floats
+from ..core.strict_json import Json
 from ..decoder.config_json import to_config
-from ..errors import FirstdriftError, FormatError, NotFoundError, VersionError, storage
+from ..errors import FirstdriftError, FormatError, NotFoundError, storage
 from ..weights.checkpoint import Checkpoint
-from ..weights.json_file import read_json_object
 from ..weights.loading.load import load_weights
 from ..weights.open_checkpoint import open_checkpoint
-from .optimizing import STATE as REMEMBERED
-from .origins import check_fields
+from .run_record import read_table
 from .saving import (
     CHECKPOINTS,
     CUDA_RNG,
@@ -25,13 +23,14 @@ from .saving import (
     RNG,
     STATE,
     TRAINING,
-    VERSION,
     Progress,
     all_checkpoints,
     checksum,
     step_of,
 )
-from .trainer import Trainer
+from .trainer import REMEMBERED, Trainer
+
+KINDS = {"step": "a count", "files": "a table", "config": "a table", "data": "a text"}
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Path]:
@@ -48,80 +47,70 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
 
 def restore(trainer: Trainer, checkpoint: Path, fingerprint: str) -> Progress:
     """Give a trainer everything that a checkpoint holds: weights, what the optimizer remembers, random numbers."""
-    place = checkpoint / TRAINING / STATE
-    said = _read_state(place)
-    _check_files(checkpoint, said)
-    _check_same(said, "architecture", said.get("config"), to_config(trainer.model.config), place)
-    _check_same(said, "data", said.get("data"), fingerprint, place)
-    step = said["step"]
-    position = step * trainer.settings.accumulate * trainer.settings.batch
-    _check_same(said, "position in the data", said.get("position"), position, place)
-    progress = Progress.from_json(said.get("progress"), place)
+    state = read_state(checkpoint)
+    place = f"{checkpoint / TRAINING / STATE}"
+    trainer.step = state["step"]
+    for what, stored, now in (
+        ("architecture", state["config"], to_config(trainer.model.config)),
+        ("data", state["data"], fingerprint),
+        ("position in the data", state.get("position"), trainer.position),
+    ):
+        if stored != now:
+            differing = differences(stored, now)
+            raise FormatError(
+                f"{place}: is of step {trainer.step} with another {what}: {differing}; resume with the same"
+            )
+    progress = Progress.from_json(state.get("progress"), place)
     try:
-        load_weights(trainer.model, next(iter(sorted(checkpoint.glob("model.*")))))
+        load_weights(trainer.model, min(checkpoint.glob("model.*")))
         with open_checkpoint(checkpoint / TRAINING / OPTIMIZER) as memory:
-            _restore_optimizer(trainer, memory, step)
+            _restore_optimizer(trainer, memory)
             _restore_random(trainer, memory)
     except FirstdriftError as error:
-        raise FormatError(f"{checkpoint}: cannot be gone on from ({error})") from error
-    trainer.step = step
+        raise FormatError(f"{checkpoint}: cannot be continued from ({error})") from error
     return progress
 
 
-def _read_state(place: Path) -> dict[str, Json]:
-    said: dict[str, Json] = with_floats(read_json_object(place))
-    if said.get("format") != FORMAT:
-        raise FormatError(f"{place}: says format {said.get('format')!r}, not {FORMAT!r}; name a checkpoint of a run")
-    if type(said.get("version")) is not int or not 1 <= said["version"] <= VERSION:
-        raise VersionError(
-            f"{place}: has version {said.get('version')!r}, and this is for {VERSION}; update firstdrift"
-        )
-    return check_fields(said, {"step": "a count", "files": "a table", "config": "a table", "data": "a text"}, place)
-
-
-def _check_files(checkpoint: Path, said: dict[str, Json]) -> None:
-    """Every file as it was written; a damaged one is named with both checksums."""
-    if f"{TRAINING}/{OPTIMIZER}" not in said["files"] or not any(name.startswith("model.") for name in said["files"]):
-        raise FormatError(f"{checkpoint}: its list of files lacks the model or the optimizer; {_earlier(checkpoint)}")
-    for name, about in said["files"].items():
+def read_state(checkpoint: Path) -> dict[str, Json]:
+    """What a checkpoint says of itself. Every file must be as it was written; a damaged one is named with both
+    checksums."""
+    state = read_table(checkpoint / TRAINING / STATE, FORMAT, KINDS, "a checkpoint of a run")
+    instead = _earlier(checkpoint)
+    if f"{TRAINING}/{OPTIMIZER}" not in state["files"] or not any(name.startswith("model.") for name in state["files"]):
+        raise FormatError(f"{checkpoint}: its list of files lacks the model or the optimizer; {instead}")
+    for name, about in state["files"].items():
         file = checkpoint / name
         known = type(about) is dict and {"bytes", "crc32"} <= about.keys()
         if not known or ".." in Path(name).parts or Path(name).is_absolute():
-            raise FormatError(f"{checkpoint}: its list of files has {name!r}, which is none; {_earlier(checkpoint)}")
-        with storage(checkpoint, "look for its files", _earlier(checkpoint)):  # a name may be too long for the system
-            found = file.is_file()
-        if not found:
-            raise FormatError(f"{file}: is missing; {_earlier(checkpoint)}")
+            raise FormatError(f"{checkpoint}: its list of files has {name!r}, which is none; {instead}")
+        with storage(checkpoint, "look for its files", instead):  # a name may be too long for the system
+            if not file.is_file():
+                raise FormatError(f"{file}: is missing; {instead}")
         size = file.stat().st_size
         if size != about["bytes"]:
-            raise FormatError(f"{file}: has {size} bytes and was written with {about['bytes']}; {_earlier(checkpoint)}")
-        sum_of = checksum(file)
-        if sum_of != about["crc32"]:
-            raise FormatError(
-                f"{file}: is damaged, its checksum is {sum_of} and was {about['crc32']}; {_earlier(checkpoint)}"
-            )
+            raise FormatError(f"{file}: has {size} bytes and was written with {about['bytes']}; {instead}")
+        if (found := checksum(file)) != about["crc32"]:
+            raise FormatError(f"{file}: is damaged, its checksum is {found} and was {about['crc32']}; {instead}")
+    return state
 
 
-def _check_same(said: dict[str, Json], what: str, stored: Json, now: Json, place: Path) -> None:
-    if stored == now:
-        return
-    if type(stored) is dict and type(now) is dict:
-        keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
-        differing = "; ".join(f"{key} was {stored.get(key)!r} and is {now.get(key)!r}" for key in keys[:4])
-    else:
-        differing = f"it was {stored!r} and is {now!r}"
-    raise FormatError(f"{place}: is of step {said['step']} with another {what}: {differing}; resume with the same")
+def differences(stored: Json, now: Json) -> str:
+    """What was and what is: of two tables the first four fields that differ."""
+    if type(stored) is not dict or type(now) is not dict:
+        return f"it was {stored!r} and is {now!r}"
+    keys = [key for key in sorted({*stored, *now}) if stored.get(key) != now.get(key)]
+    return "; ".join(f"{key} was {stored.get(key)!r} and is {now.get(key)!r}" for key in keys[:4])
 
 
-def _restore_optimizer(trainer: Trainer, memory: Checkpoint, step: int) -> None:
+def _restore_optimizer(trainer: Trainer, memory: Checkpoint) -> None:
     optimizer: Any = trainer.optimizer
-    parameters = dict(trainer.model.named_parameters())
-    expected = {f"{name}.{key}" for name in parameters for key in REMEMBERED} if step else set()
+    parameters = dict(trainer.model.named_parameters()) if trainer.step else {}
+    expected = {f"{name}.{key}" for name in parameters for key in REMEMBERED}
     found = set(memory.entries) - {RNG, CUDA_RNG}
     if found != expected:
         wrong = ", ".join(sorted(found ^ expected)[:4])
         raise FormatError(f"{memory.path}: does not remember the parameters of this model: {wrong}")
-    for name, parameter in parameters.items() if step else ():
+    for name, parameter in parameters.items():
         kept = {key: torch.from_numpy(np.array(memory.array(f"{name}.{key}"))) for key in REMEMBERED}
         if any(kept[key].shape != parameter.shape for key in REMEMBERED[1:]):
             raise FormatError(f"{memory.path}: what it remembers of {name} has another shape than the model's")
@@ -137,7 +126,6 @@ def _restore_random(trainer: Trainer, memory: Checkpoint) -> None:
 
 
 def _earlier(checkpoint: Path) -> str:
-    """What to do instead: the newest checkpoint before this one."""
-    own = next((part for part in (checkpoint, *checkpoint.parents) if part.name.startswith("step-")), checkpoint)
-    before = [path for path in all_checkpoints(own.parent.parent) if step_of(path) < step_of(own)]
+    """What to do instead: resume from the newest checkpoint before this one."""
+    before = [path for path in all_checkpoints(checkpoint.parent.parent) if step_of(path) < step_of(checkpoint)]
     return f"resume from {before[-1]}" if before else "start the run again"

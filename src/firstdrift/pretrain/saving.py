@@ -1,10 +1,9 @@
 """Checkpoints of a run: directories that any loader of models can read, that appear whole, and that hold what is
-needed to go on.
+needed to continue.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,68 +14,42 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.atomic import replacing
 from ..core.regular import open_regular
-from ..core.strict_json import Json, plain
+from ..core.strict_json import Json
 from ..decoder.config_json import to_config
 from ..errors import storage
 from ..kernels.checksums import crc32
 from ..weights.checkpoint import Array
 from ..weights.writing import write_checkpoint
-from .optimizing import state_of
-from .origins import Stamp, check_fields, metadata_of
-from .trainer import Trainer
+from .run_record import VERSION, check_fields, write_json
+from .trainer import Trainer, state_of
 
-PARTIAL, OLD = ".partial", ".old"
+PARTIAL = ".partial"
 
 
 @contextmanager
-def replacing_directory(path: Path) -> Iterator[Path]:
-    """A directory beside `path` to fill; it takes the place of `path` when the block ends well, else it is gone."""
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory beside `path` to fill; it becomes `path`, which must not exist, when the block ends well, else it
+    is gone."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
-        _to_disk(partial)
-        _exchange(partial, path)
+        for file in sorted(partial.rglob("*")):  # bytes are on the disk before a name says that they are
+            if file.is_file():
+                with open(file, "r+b") as opened:  # to be written to, or some systems refuse
+                    os.fsync(opened.fileno())
+        partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
 def remove_partial(parent: Path) -> None:
-    """Remove what killed writers have left, and put back what one of them had set aside to make room."""
-    for old in parent.glob(f".*{OLD}{PARTIAL}"):
-        path = old.with_name(old.name[1:].removesuffix(f"{OLD}{PARTIAL}"))
-        if not path.exists():
-            old.rename(path)
+    """Remove what killed writers have left."""
     for partial in parent.glob(f".*{PARTIAL}"):
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _exchange(new: Path, path: Path) -> None:
-    """Directories cannot be renamed over each other: an old one steps aside first."""
-    if not path.exists():
-        new.rename(path)
-        return
-    old = path.with_name(f".{path.name}{OLD}{PARTIAL}")
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    try:
-        new.rename(path)
-    except BaseException:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _to_disk(directory: Path) -> None:
-    """Make sure that bytes are on the disk before a name says that they are."""
-    for file in sorted(directory.rglob("*")):
-        if file.is_file():
-            with open(file, "r+b") as opened:  # to be written to, or some systems refuse
-                os.fsync(opened.fileno())
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +70,6 @@ class Progress:
         """Whether it has not become better for too long; it is given `min_epochs` evaluations in any case."""
         return 0 < patience <= self.since_best and self.evaluations >= min_epochs
 
-    def to_json(self) -> dict[str, Json]:
-        """The three by name."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, said: Json, place: object) -> Progress:
         """The progress that a checkpoint has stored."""
@@ -109,24 +78,15 @@ class Progress:
         return cls(**{key: said[key] for key in kinds})
 
 
-FORMAT, VERSION = "firstdrift-training", 1
+FORMAT = "firstdrift-training"
 CHECKPOINTS, TRAINING, STATE, OPTIMIZER = "checkpoints", "training", "state.json", "optimizer.safetensors"
 RNG, CUDA_RNG = "rng", "rng.cuda"
-_ROOM = "free some space"
 _CHUNK = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint that is on the disk."""
-
-    path: Path
-    step: int
-
-
-def checkpoint_name(step: int) -> str:
-    """The directory of a step's checkpoint; names sort as steps do."""
-    return f"step-{step:06d}"
+def step_directory(parent: Path, step: int) -> Path:
+    """Where what belongs to a step lies; names sort as steps do."""
+    return parent / f"step-{step:06d}"
 
 
 def all_checkpoints(run: Path) -> list[Path]:
@@ -144,21 +104,24 @@ def save_checkpoint(
     run: Path,
     trainer: Trainer,
     progress: Progress,
-    stamp: Stamp,
+    stamp: Mapping[str, Json],
     fingerprint: str,
     tokenizer: Mapping[str, bytes] | None = None,
-) -> Saved:
-    """Write everything that a run is, or nothing."""
-    path = run / CHECKPOINTS / checkpoint_name(trainer.step)
-    with storage(path, "write the checkpoint", _ROOM), replacing_directory(path) as partial:
+) -> Path:
+    """Write everything that a run is, or nothing. A checkpoint of this step, which is there only where a run continues
+    from it, stays."""
+    path = step_directory(run / CHECKPOINTS, trainer.step)
+    if path.exists():
+        return path
+    with storage(path, "write the checkpoint", "free some space"), whole_directory(path) as partial:
         _write_model(partial, trainer, stamp)
         for name, data in (tokenizer or {}).items():
             (partial / name).write_bytes(data)
         (partial / TRAINING).mkdir()
         memory = state_of(trainer.optimizer, trainer.model) | _random_state(trainer.device)
         write_checkpoint(partial / TRAINING / OPTIMIZER, _arrays(memory), format="safetensors")
-        _write_json(partial / TRAINING / STATE, _state(trainer, progress, fingerprint, partial))
-    return Saved(path, trainer.step)
+        write_json(partial / TRAINING / STATE, _state(trainer, progress, fingerprint, partial))
+    return path
 
 
 def checksum(file: Path) -> str:
@@ -170,12 +133,16 @@ def checksum(file: Path) -> str:
     return f"{value:08x}"
 
 
-def _write_model(directory: Path, trainer: Trainer, stamp: Stamp) -> None:
+def _write_model(directory: Path, trainer: Trainer, stamp: Mapping[str, Json]) -> None:
     weights = dict(trainer.model.named_parameters())  # a tied tensor is there once
-    metadata = metadata_of(trainer.model.config, stamp, sum(weight.numel() for weight in weights.values()))
-    kind = trainer.settings.format
+    count = sum(weight.numel() for weight in weights.values())
+    config, kind = trainer.model.config, trainer.settings.format
+    metadata = {  # in either format; APR's own spellings are made by its writer
+        **to_config(config), **stamp, "hf_architecture": stamp["architecture"], "hf_model_type": config.family,
+        "param_count": count, "total_size": 4 * count,
+    }  # fmt: skip
     write_checkpoint(directory / f"model.{kind}", _arrays(weights), format=kind, metadata=metadata)
-    _write_json(directory / "config.json", to_config(trainer.model.config))
+    write_json(directory / "config.json", to_config(config))
 
 
 def _state(trainer: Trainer, progress: Progress, fingerprint: str, directory: Path) -> dict[str, Json]:
@@ -184,8 +151,8 @@ def _state(trainer: Trainer, progress: Progress, fingerprint: str, directory: Pa
         "format": FORMAT,
         "version": VERSION,
         "step": trainer.step,
-        "position": trainer.step * trainer.settings.accumulate * trainer.settings.batch,
-        "progress": progress.to_json(),
+        "position": trainer.position,
+        "progress": asdict(progress),
         "config": to_config(trainer.model.config),
         "data": fingerprint,
         "files": {
@@ -202,8 +169,3 @@ def _random_state(device: str) -> dict[str, torch.Tensor]:
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, Array]]:
     return [(name, tensor.detach().cpu().numpy()) for name, tensor in tensors.items()]
-
-
-def _write_json(path: Path, said: Json) -> None:
-    with replacing(path) as file:
-        file.write((json.dumps(plain(said), indent=1, allow_nan=False) + "\n").encode())
