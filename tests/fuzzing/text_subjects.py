@@ -15,7 +15,6 @@ from firstdrift.cli.main import INTERNAL_ERROR, cli
 from firstdrift.core.stages import parse_layer_range, parse_stages
 from firstdrift.core.strict_json import decode_object, encode
 from firstdrift.decoder.embedded_tokenizer import embedded
-from firstdrift.decoder.tokenizing import tokenizers_library
 from firstdrift.demo.probes import PROBES, read_probes
 from firstdrift.demo.spotter_weights import read_weights, write_weights
 from firstdrift.errors import FirstdriftError, FormatError
@@ -217,7 +216,7 @@ def embedded_tokenizers(scratch: Path) -> Subject:
         failed = None
         for name in whole:
             try:
-                made = embedded(read_json_object(directory / name), name, tokenizers_library)
+                made = embedded(read_json_object(directory / name), name)
                 if made is not None:
                     made.encode("ab a")
             except FormatError as error:

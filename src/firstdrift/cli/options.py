@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import click
 
+from ..core.atomic import replacing
 from ..core.bars import within
 from ..core.strict_json import Json, plain
-from ..errors import printable
+from ..errors import TraceExistsError, printable, storage
 
 SHOW_PROGRESS_FROM = 64 << 20  # bytes; less than this is done before a bar could be read
 
@@ -103,6 +105,20 @@ def finish(found: Answer, text: Callable[[], str], *, as_json: bool) -> NoReturn
     else:
         say(text())
     click.get_current_context().exit(found.exit_code)
+
+
+def new_map(path: str | None) -> Path | None:
+    """Where a map goes. What is there already may have been edited by hand, so that it is kept."""
+    if path is not None and Path(path).exists():
+        raise TraceExistsError(f"{path}: exists, and may have been edited; choose another path for --write-map")
+    return None if path is None else Path(path)
+
+
+def write_map_file(target: Path, text: str, said: str) -> None:
+    """Write a map whole or not at all, and say what it is on standard error."""
+    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
+        file.write(text.encode())
+    say(f"{target}: {said}", err=True)
 
 
 def sites(count: int) -> str:

@@ -6,12 +6,12 @@ not known here is refused, because another one would give other tokens without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ..core.strict_json import Json
-from ..errors import FirstdriftError, FormatError
+from ..errors import CaptureError, FirstdriftError, FormatError
 
 _END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -33,13 +33,22 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # token types of GGUF
 SPACE = "▁"
 
 
-def embedded(said: Mapping[str, Json], place: str, library: Callable[[], Any]) -> Any | None:
+def embedded(said: Mapping[str, Json], place: str) -> Any | None:
     """The tokenizer in a checkpoint's metadata, or None where there is none."""
     if "tokenizer.ggml.tokens" in said:
-        return _from_gguf(said, place, library)
+        return _from_gguf(said, place, tokenizers_library())
     if "tokenizer.vocabulary" in said and "tokenizer.merges" in said:
-        return _from_apr(said, place, library)
+        return _from_apr(said, place, tokenizers_library())
     return None
+
+
+def tokenizers_library() -> Any:
+    """The `tokenizers` library, or a sentence that asks for it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise CaptureError("a tokenizer needs the tokenizers library; pip install 'firstdrift[decoder]'") from None
+    return tokenizers
 
 
 @contextmanager
@@ -53,16 +62,16 @@ def refusing(sentence: str) -> Iterator[None]:
         raise FormatError(f"{sentence} ({error}); fetch it again") from None
 
 
-def _from_gguf(said: Mapping[str, Json], place: str, library: Callable[[], Any]) -> Any:
+def _from_gguf(said: Mapping[str, Json], place: str, library: Any) -> Any:
     tokens = _texts(said["tokenizer.ggml.tokens"], "tokenizer.ggml.tokens", place)
     kinds = _numbers(said.get("tokenizer.ggml.token_type") or [], "tokenizer.ggml.token_type", place)
     special = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (CONTROL, USER_DEFINED)]
     model = said.get("tokenizer.ggml.model")
     if model == "gpt2":
         merges = _texts(said.get("tokenizer.ggml.merges"), "tokenizer.ggml.merges", place)
-        made = _byte_level(tokens, merges, said.get("tokenizer.ggml.pre", "default"), place, library())
+        made = _byte_level(tokens, merges, said.get("tokenizer.ggml.pre", "default"), place, library)
     elif model == "llama":
-        made = _sentence_piece(tokens, said, place, library())
+        made = _sentence_piece(tokens, said, place, library)
     else:
         raise FormatError(
             f"{place}: its tokenizer is of kind {model!r}, and only gpt2 and llama are known; use --tokens"
@@ -70,11 +79,11 @@ def _from_gguf(said: Mapping[str, Json], place: str, library: Callable[[], Any])
     with refusing(f"{place}: its vocabulary is no BPE"):
         made.add_special_tokens(special)
     if said.get("tokenizer.ggml.add_bos_token", model == "llama"):
-        _begin_with(made, tokens, said.get("tokenizer.ggml.bos_token_id"), place, library())
+        _begin_with(made, tokens, said.get("tokenizer.ggml.bos_token_id"), place, library)
     return made
 
 
-def _from_apr(said: Mapping[str, Json], place: str, library: Callable[[], Any]) -> Any:
+def _from_apr(said: Mapping[str, Json], place: str, library: Any) -> Any:
     """A vocabulary in order or by name; the rule is that of the family, which is all that an APR file says."""
     vocabulary = said["tokenizer.vocabulary"]
     if isinstance(vocabulary, dict):
@@ -84,7 +93,7 @@ def _from_apr(said: Mapping[str, Json], place: str, library: Callable[[], Any]) 
     merges = _texts(said["tokenizer.merges"], "tokenizer.merges", place)
     family = str(said.get("architecture") or said.get("hf_architecture") or "").lower()
     rule = said.get("tokenizer.ggml.pre", "qwen2" if family.startswith("qwen") else "default")
-    made = _byte_level(tokens, merges, rule, place, library())
+    made = _byte_level(tokens, merges, rule, place, library)
     named = said.get("special_tokens")
     known = set(tokens)
     special = [*named.values()] if isinstance(named, dict) else []
@@ -170,12 +179,12 @@ def _begin_with(made: Any, tokens: Sequence[str], number: Json, place: str, libr
 
 
 def _numbers(found: Json, key: str, place: str) -> list[Json]:
-    if not isinstance(found, list) or any(type(one) not in (int, float) for one in found):
+    if not isinstance(found, list) or any(type(item) not in (int, float) for item in found):
         raise FormatError(f"{place}: {key} is no list of numbers; fetch it again")
     return found
 
 
 def _texts(found: Json, key: str, place: str) -> list[str]:
-    if not isinstance(found, list) or any(type(one) is not str for one in found):
+    if not isinstance(found, list) or any(type(item) is not str for item in found):
         raise FormatError(f"{place}: {key} is no list of texts; fetch it again")
     return found

@@ -18,7 +18,7 @@ from .decoder_layers import frequencies
 from .decoder_settings import DecoderConfig, Rope
 from .embedded_tokenizer import embedded
 from .engines import described, dtype_of
-from .tokenizing import TOKENIZER, tokenizers_library
+from .tokenizing import TOKENIZER
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # here, and in GGUF's keys
@@ -83,7 +83,7 @@ def _tokenizer(
 ) -> tuple[dict[str, bytes], str]:
     """The files of the tokenizer inside, else of the one beside; and a sentence about them."""
     try:
-        inside = embedded(checkpoint.metadata, str(checkpoint.path), tokenizers_library)
+        inside = embedded(checkpoint.metadata, str(checkpoint.path))
     except FormatError as error:
         return {}, f"its tokenizer was not carried: {error}"
     if inside is None:

@@ -222,14 +222,14 @@ def producers(stage: str, layer: int, selection: Selection, config: DecoderConfi
     waiting = list(_direct(stage, layer))
     seen = set()
     while waiting:
-        one = waiting.pop(0)
-        if one in seen:
+        producer = waiting.pop(0)
+        if producer in seen:
             continue
-        seen.add(one)
-        if selection.wants(*one):
-            found[one] = None
-        elif one[0] not in PRODUCERS.keys() - WHOLE_MODEL - config.stages(one[1]):
-            waiting.extend(_direct(*one))  # a layer has a dense network or experts, not both
+        seen.add(producer)
+        if selection.wants(*producer):
+            found[producer] = None
+        elif producer[0] not in PRODUCERS.keys() - WHOLE_MODEL - config.stages(producer[1]):
+            waiting.extend(_direct(*producer))  # a layer has a dense network or experts, not both
     return list(found)
 
 

@@ -2,75 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ..errors import CaptureError
-from ..weights.checkpoint import Checkpoint
 from ..weights.json_file import read_json_object
 from ..weights.open_checkpoint import open_checkpoint
-from .embedded_tokenizer import check_merges, embedded, refusing
+from .embedded_tokenizer import check_merges, embedded, refusing, tokenizers_library
 
 TOKENIZER, VOCAB, MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 LARGEST = 256 << 20  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTokenizer:
-    """Text to token ids and back; `place` says where it came from."""
-
-    place: str
-    library: Any
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with what the model wants before and after it."""
-        found: list[int] = self.library.encode(text).ids
-        return found
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens are left out."""
-        found: str = self.library.decode(list(ids))
-        return found
-
-
-def tokenizer_of(path: str | PathLike[str]) -> ModelTokenizer:
-    """The tokenizer of a model; a model that has none is refused, because token ids cannot be guessed."""
+def tokenizer_of(path: str | PathLike[str]) -> Any:
+    """The tokenizer of a model, of the `tokenizers` library: the directory's, what a file embeds, or what lies beside
+    it. A model that has none is refused, because token ids cannot be guessed."""
     path = Path(path)
     file = tokenizer_file(path if path.is_dir() else path.parent)
     if path.is_dir() and file is not None:
-        return ModelTokenizer(str(file), library_of(file))
+        return library_of(file)
     with open_checkpoint(path) as checkpoint:
-        return tokenizer_of_checkpoint(checkpoint, file)
+        inside = embedded(checkpoint.metadata, str(checkpoint.path))
+    if inside is not None:
+        return inside
+    if file is not None:
+        return library_of(file)
+    raise CaptureError(
+        f"{path}: has no tokenizer, neither inside nor as {TOKENIZER} or {VOCAB} beside it, so that --prompt cannot be "
+        "read; give --tokens"
+    )
 
 
 def tokenizer_file(directory: Path) -> Path | None:
     """The file that says what a directory's tokenizer is."""
     return next((file for name in (TOKENIZER, VOCAB) if (file := directory / name).is_file()), None)
-
-
-def tokenizer_of_checkpoint(checkpoint: Checkpoint, beside: Path | None) -> ModelTokenizer:
-    """What a file embeds; else what lies beside it."""
-    inside = embedded(checkpoint.metadata, str(checkpoint.path), tokenizers_library)
-    if inside is not None:
-        return ModelTokenizer(str(checkpoint.path), inside)
-    if beside is not None:
-        return ModelTokenizer(str(beside), library_of(beside))
-    raise CaptureError(
-        f"{checkpoint.path}: has no tokenizer, neither inside nor as {TOKENIZER} or {VOCAB} beside it, so that "
-        "--prompt cannot be read; give --tokens"
-    )
-
-
-def tokenizers_library() -> Any:
-    """The `tokenizers` library, or a sentence that asks for it."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise CaptureError("a tokenizer needs the tokenizers library; pip install 'firstdrift[decoder]'") from None
-    return tokenizers
 
 
 def library_of(file: Path) -> Any:

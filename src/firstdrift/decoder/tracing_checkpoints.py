@@ -21,7 +21,7 @@ from .config_json import to_config
 from .decoder_config import config_of
 from .decoder_settings import DecoderConfig
 from .stage_recording import BEFORE_ROPE, NativeTrace, Selection, StageFiles, refuse_trace
-from .tokenizing import ModelTokenizer, tokenizer_of
+from .tokenizing import tokenizer_of
 
 if TYPE_CHECKING:
     from .engines import Engine
@@ -71,10 +71,10 @@ def select(plan: SavePlan, config: DecoderConfig, *, everything: bool, before_ro
 def parse_tokens(text: str, option: str) -> list[int]:
     """Token ids by commas or spaces."""
     found = re.split(r"[\s,]+", text.strip().strip(","))
-    wrong = [one for one in found if not _ID.fullmatch(one)]
+    wrong = [text for text in found if not _ID.fullmatch(text)]
     if wrong:
         raise CaptureError(f"{option} {text!r}: {wrong[0]!r} is no token id; write whole numbers by commas, as 1,5,9")
-    return [int(one) for one in found]
+    return list(map(int, found))
 
 
 def check_tokens(tokens: Sequence[int], config: DecoderConfig, what: str) -> None:
@@ -117,7 +117,7 @@ class Asked:
     plan: SavePlan
     config: DecoderConfig
     selection: Selection
-    tokenizer: ModelTokenizer | None
+    tokenizer: Any  # of the `tokenizers` library, or None
     prompt: tuple[int, ...]
     steps: int
     teacher: tuple[int, ...]
@@ -147,9 +147,10 @@ class Traced:
     @property
     def text(self) -> str | None:
         """The chosen tokens as text, where there is a tokenizer."""
-        tokens = [token for token in self.chosen if token is not None]
-        whole = self.asked.tokenizer is not None and len(tokens) == len(self.chosen)
-        return self.asked.tokenizer.decode(tokens) if whole and self.asked.tokenizer else None
+        if self.asked.tokenizer is None or None in self.chosen:
+            return None
+        text: str = self.asked.tokenizer.decode(list(self.chosen))
+        return text
 
     def to_json(self) -> dict[str, Json]:
         """Everything, schema `firstdrift-trace-v1`."""
@@ -194,7 +195,7 @@ def prepare(
     tokenizer = None
     try:
         tokenizer = tokenizer_of(model)
-        ids = tokenizer.encode(PROMPT if prompt is None else prompt) if ids is None else ids
+        ids = tokenizer.encode(PROMPT if prompt is None else prompt).ids if ids is None else ids
     except FirstdriftError:  # without a prompt it only serves to show text, and may be absent
         if ids is None:
             raise

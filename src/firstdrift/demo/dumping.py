@@ -19,9 +19,9 @@ def dump(trace: Trace, directory: Path, samples: int, *, overwrite: bool) -> Non
     """Write npy step directories with the names and the units that the port's have."""
     batch = trace.header["batch"]
     made = [site for record in trace.lines for site in _as_the_port_has_it(record, samples, batch)]
-    arrays = {one.site: partial(_array, trace, record, steps) for one, record, steps in made}
+    arrays = {line.site: partial(_array, trace, record, steps) for line, record, steps in made}
     said = {"gradient_of": {"reduction": "sum", "batch": batch}}
-    lines = [one for one, _, _ in made]
+    lines = [line for line, _, _ in made]
     whole = Trace(trace.path, trace.format, lines, lambda number: trace.path, header=said, special=arrays)
     npy_steps.write(whole, directory, overwrite=overwrite, advance=lambda nbytes: None)
 
@@ -38,8 +38,8 @@ def _as_the_port_has_it(
         yield record, record, scaled
         return
     for sample in range(min(samples, batch)):
-        one = record._replace(site=site._replace(sample=sample), shape=(1, *shape[1:]))
-        yield one, record, (*sample_steps(sample), *scaled)
+        line = record._replace(site=site._replace(sample=sample), shape=(1, *shape[1:]))
+        yield line, record, (*sample_steps(sample), *scaled)
 
 
 def _array(trace: Trace, record: Record, steps: tuple[Transform, ...]) -> Array:

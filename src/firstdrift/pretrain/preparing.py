@@ -112,22 +112,17 @@ def check_request(request: Request) -> Checked:
         notes += [f"warning: {warning}"] if warning else []
     settings.check()
     check_length(settings, config)
-    name = config.family
+    stamp = stamp_of(config, config.family)
     if origin is None:
-        name = request.config or DEFAULT
-        name = name if name in PRESETS else config.family
+        preset = request.config or DEFAULT
+        stamp = stamp_of(config, preset if preset in PRESETS else config.family)
         notes += [] if request.config else [f"neither --init nor --config: the preset {DEFAULT}"]
-    record = Record(
-        settings, config, stamp_of(config, name), device, init=_init_json(origin), budget=budget,
-        target_given=request.target_given,
-    )  # fmt: skip
+    init = None
+    if origin is not None:
+        about = {"format": origin.format, "architecture": origin.architecture.name}
+        init = {"path": str(origin.path.absolute()), **about}
+    record = Record(settings, config, stamp, device, init=init, budget=budget, target_given=request.target_given)
     return Checked(request, record, origin, (*notes, *_doubts(settings, origin)))
-
-
-def _init_json(origin: Origin | None) -> dict[str, Json] | None:
-    if origin is None:
-        return None
-    return {"path": str(origin.path.absolute()), "format": origin.format, "architecture": origin.architecture.name}
 
 
 def estimated_parameters(of: DecoderConfig) -> int:

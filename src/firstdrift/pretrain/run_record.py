@@ -190,9 +190,11 @@ def read_record(run: Path) -> Record:
 
 @contextmanager
 def locked(run: Path, *, new: bool, force: bool = False) -> Iterator[None]:
-    """Hold a run's directory for one process. A new run is not put over another unless that is asked for."""
+    """Hold a run's directory for one process. A new run is put over another only if that is asked for, or if
+    the other ended before it had anything to keep."""
     with storage(run, "write the run", _CHOOSE):
-        if new and not force and run.exists() and not _is_empty(run):
+        kept = {path.name for path in run.iterdir()} - {RECORD, LOCK, LOG} if run.is_dir() else run.exists()
+        if new and not force and kept:
             raise TraceExistsError(f"{run}: exists; choose another --out, --resume it, or replace it with --force")
         run.mkdir(parents=True, exist_ok=True)
         file = open(run / LOCK, "a")  # noqa: SIM115
@@ -200,8 +202,3 @@ def locked(run: Path, *, new: bool, force: bool = False) -> Iterator[None]:
         if not lock.acquire(file.fileno()):
             raise TraceInUseError(f"{run}: another process is training there; wait for it, or choose another --out")
         yield
-
-
-def _is_empty(run: Path) -> bool:
-    """Whether a directory is empty, or a run that ended before it had anything to keep."""
-    return run.is_dir() and {path.name for path in run.iterdir()} <= {RECORD, LOCK, LOG}

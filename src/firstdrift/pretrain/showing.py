@@ -13,7 +13,7 @@ EVALUATIONS_SHOWN = 12
 
 def run_json(run: Path) -> dict[str, Json]:
     """Everything that is known of a run."""
-    record, events = read_record(run), _events(run)
+    record, events = read_record(run), read_log(run / LOG) if (run / LOG).is_file() else []
     ended = next((event for event in reversed(events) if event["event"] in ENDINGS), None)
     return {
         "schema": SCHEMA,
@@ -91,10 +91,6 @@ def _near(path: str) -> str:
     """A path as it is seen from here, if it lies here."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
-def _events(run: Path) -> list[dict[str, Json]]:
-    return read_log(run / LOG) if (run / LOG).is_file() else []
 
 
 def _names(directory: Path) -> list[str]:

@@ -59,7 +59,7 @@ class Trainer:
         self.notes = notes
         self.optimizer = make_optimizer(self.model, settings)
         self.step = 0
-        self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def train_step(self, batches: Iterable[Rows]) -> Step:
         """One update from the mean of the batches' losses; raises NotFiniteError with nothing changed."""

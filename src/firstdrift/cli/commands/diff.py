@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from ...errors import SelectionError, TraceExistsError, storage
-from ..options import Command, comparing_options, print_json, progress, say
+from ...errors import SelectionError, storage
+from ..options import Command, comparing_options, new_map, print_json, progress, say, write_map_file
 
 TRACE, STAGE, CHECKPOINT = "a trace", "an APRT stage file", "a checkpoint"
 
@@ -28,8 +28,11 @@ def subject_of(reference: str, candidate: str, *, values: bool) -> str:
         return CHECKPOINT
     if values:
         return _with_values((reference, candidate), kinds)
-    for path, other, kind in zip((reference, candidate), (candidate, reference), kinds, strict=True):
-        if kind is CHECKPOINT and not _is_read_as_a_trace(Path(path)):
+    if CHECKPOINT in kinds:
+        from ...store.formats.safetensors_trace import recognise
+
+        path, other = (reference, candidate) if kinds[0] is CHECKPOINT else (candidate, reference)
+        if not recognise(Path(path)):
             raise SelectionError(
                 f"{path}: is a checkpoint, and {other} is not; give two checkpoints, or make it one that is read "
                 f"beside a trace by firstdrift weights convert {path} FILE.safetensors"
@@ -60,12 +63,6 @@ def _with_values(paths: tuple[str, str], kinds: tuple[str, str]) -> str:
             )
     said = " and ".join(f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True))
     raise SelectionError(f"{said}; give two stage files, or two checkpoints")
-
-
-def _is_read_as_a_trace(path: Path) -> bool:
-    from ...store.formats.safetensors_trace import recognise
-
-    return recognise(path)
 
 
 WITHOUT_SITES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
@@ -122,8 +119,8 @@ def command(
     if options["rule"] != "jump" and _given(ctx, "abs_floor"):
         raise click.UsageError("--abs-floor belongs to --rule jump; add that, or drop it")
     options |= {"phases": phase, "map": map_file, "explain": not no_cause}
-    if write_map is not None:
-        _write_map(reference, candidate, Path(write_map), options)
+    if (target := new_map(write_map)) is not None:
+        _write_map(reference, candidate, target, options)
     from ...compare.comparison import diff
 
     with progress("comparing", _bytes_on_disk(reference, candidate)) as advance:
@@ -139,20 +136,16 @@ def command(
 
 
 def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
-    """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
+    """Export the alignment."""
     from ...compare.comparison import align_traces
-    from ...core.atomic import replacing
     from ...pair.mapping import read_map, write_map
 
-    if target.exists():
-        raise TraceExistsError(f"{target}: exists, and may have been edited; choose another path for --write-map")
     aligning = ("map", "only", "phases", "ignore", "reference_reduction", "candidate_reduction", "batch", "order")
     mapping = None if options["map"] is None else read_map(Path(options["map"]))
     asked = {key: options[key] for key in aligning} | {"map": mapping}
     alignment = align_traces(reference, candidate, **asked).alignment
-    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
-        file.write(write_map(alignment, mapping).encode())
-    say(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
+    said = f"map of {len(alignment.pairs)} pairs written; edit it and pass it by --map"
+    write_map_file(target, write_map(alignment, mapping), said)
 
 
 def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:

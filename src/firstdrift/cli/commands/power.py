@@ -42,7 +42,7 @@ def command(
 def _text(found: Power) -> str:
     """A line a tensor, and what to remember."""
     head = ("phase", "site", "everywhere", "row or column")
-    rows = [(one.site.phase, _place(one.site), _size(one.everywhere), _size(one.in_part)) for one in found.sites]
+    rows = [(at.site.phase, _place(at.site), _size(at.everywhere), _size(at.in_part)) for at in found.sites]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [
         f"{phase:<{widths[0]}}  {site:<{widths[1]}}  {whole:>{widths[2]}}  {part:>{widths[3]}}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...core.dtypes import ITEMSIZE
 from ...core.sites import shown
-from ...errors import FormatError, SelectionError, TraceExistsError, WeightsError, storage
+from ...errors import FormatError, SelectionError, WeightsError
 from ..factories import FORM, load_function
-from ..options import Command, print_json, progress, say, sizes
+from ..options import Command, new_map, print_json, progress, say, sizes, write_map_file
 
 if TYPE_CHECKING:
     from ...weights.checkpoint import Checkpoint
@@ -148,10 +150,12 @@ def diff(reference: str, candidate: str, write_map: str | None, as_json: bool) -
     firstdrift weights diff before/ after/ --json
     firstdrift weights diff original.safetensors port.safetensors --write-map names.yml
     """
-    target = _new_file(write_map)
+    from ...weights.difference import map_of_difference
+
+    target = new_map(write_map)
     found = compare_checkpoints(reference, candidate, as_json=as_json)
     if target is not None:
-        _write_map(found, target)
+        write_map_file(target, map_of_difference(found), "map written; read it, then give it as map= or --map")
     click.get_current_context().exit(found.exit_code)
 
 
@@ -172,22 +176,6 @@ def compare_checkpoints(
     return found
 
 
-def _new_file(path: str | None) -> Path | None:
-    """Where a map goes. What is there already may have been edited by hand, so that it is kept."""
-    if path is not None and Path(path).exists():
-        raise TraceExistsError(f"{path}: exists, and may have been edited; choose another path for --write-map")
-    return None if path is None else Path(path)
-
-
-def _write_map(found: CheckpointDifference, target: Path) -> None:
-    from ...core.atomic import replacing
-    from ...weights.difference import map_of_difference
-
-    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
-        file.write(map_of_difference(found).encode())
-    say(f"{target}: map written; read it, then give it as map= or --map", err=True)
-
-
 def _model(place: str) -> Any:
     """The model that an argument means."""
     from ...weights.loading.destinations import from_directory, without_memory
@@ -200,7 +188,7 @@ def _model(place: str) -> Any:
 
 
 def _verified(loaded: Loaded, model: str) -> str:
-    size = sum(_bytes(arrival.shape, arrival.dtype) for arrival in loaded.proof)
+    size = sum(prod(arrival.shape) * ITEMSIZE[arrival.dtype] for arrival in loaded.proof)
     how = f"{loaded.rounded} values rounded to the model's dtypes" if loaded.rounded else "bit for bit"
     lines = [f"same: all {loaded.count} tensors of {model} ({sizes(size)}) arrive from {loaded.source}, {how}"]
     for what, names in (("not used", loaded.extra), ("dropped by the map", loaded.dropped)):
@@ -209,14 +197,6 @@ def _verified(loaded: Loaded, model: str) -> str:
     lines += [f"  {shown(arrival.name)} is also {', '.join(map(shown, arrival.tied))}" for arrival in tied]
     lines += [f"  note: {shown(note)}" for note in loaded.notes]
     return "\n".join(lines)
-
-
-def _bytes(shape: tuple[int, ...], dtype: str) -> int:
-    from math import prod
-
-    from ...core.dtypes import ITEMSIZE
-
-    return prod(shape) * ITEMSIZE[dtype]
 
 
 def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str, Any]:
@@ -263,11 +243,8 @@ def inspection_text(found: Inspection) -> str:
     names = [shown(tensor.entry.name) for tensor in found.tensors]
     width = max(map(len, names), default=0)
     rows = [f"  {name:<{width}}  {_row(tensor)}" for name, tensor in zip(names, found.tensors, strict=True)]
-    suspicious = [
-        f"  {name}: {', '.join(tensor.suspicions)}"
-        for name, tensor in zip(names, found.tensors, strict=True)
-        if tensor.suspicions
-    ]
+    doubtful = [tensor for tensor in found.tensors if tensor.suspicions]
+    suspicious = [f"  {shown(tensor.entry.name)}: {', '.join(tensor.suspicions)}" for tensor in doubtful]
     return "\n".join([*head, *rows, *([f"{len(suspicious)} suspicious tensors", *suspicious] if suspicious else [])])
 
 

@@ -105,16 +105,6 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl")
 _AT_ONCE = 64  # documents
 
 
-def encode_files(files: Sequence[Path], tokenizer: Tokenizer) -> Tokens:
-    """All documents of the files as one row of tokens."""
-    parts: list[Tokens] = []
-    end = [] if tokenizer.end is None else [tokenizer.end]
-    texts = documents(files)
-    while batch := list(islice(texts, _AT_ONCE)):
-        parts += [np.array([*tokens, *end], np.uint32) for tokens in tokenizer.encode_batch(batch)]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
-
-
 def documents(files: Sequence[Path]) -> Iterator[str]:
     """The texts of files; of JSON lines those under `text`. Empty ones are left out."""
     for path in files:
@@ -188,7 +178,12 @@ def read_tokens(corpus: Corpus, vocab_size: int, tokenizer: Tokenizer | None) ->
         return tuple(open_shard(file, vocab_size) for file in corpus.files)
     if tokenizer is None:
         raise SelectionError(f"{corpus.path}: is text, which needs a tokenizer; name one with --tokenizer")
-    tokens = encode_files(corpus.files, tokenizer)
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    texts = documents(corpus.files)
+    parts: list[Tokens] = [np.empty(0, np.uint32)]
+    while batch := list(islice(texts, _AT_ONCE)):
+        parts += [np.array([*found, *end], np.uint32) for found in tokenizer.encode_batch(batch)]
+    tokens = np.concatenate(parts)
     check_range(tokens, vocab_size, corpus.path)
     return (tokens,)
 

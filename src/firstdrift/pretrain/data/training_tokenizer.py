@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.regular import check_regular, read_regular
 from ...decoder.embedded_tokenizer import embedded
-from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, library_of, tokenizer_file, tokenizers_library
+from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, library_of, tokenizer_file
 from ...errors import FirstdriftError, FormatError, NotFoundError, storage
 from ...weights.formats.hf_directory import tokenizer_files
 from ...weights.json_file import read_json_object
@@ -75,7 +75,7 @@ def _from_files(path: Path) -> Tokenizer:
 def _from_checkpoint(path: Path) -> Tokenizer:
     with open_checkpoint(path) as checkpoint:
         said = dict(checkpoint.metadata)
-    library = embedded(said, str(path), tokenizers_library)
+    library = embedded(said, str(path))
     if library is None:
         raise NotFoundError(f"{path}: embeds no tokenizer")
     end = said.get(EMBEDDED_END)
