@@ -1,14 +1,17 @@
-"""What is trained where nothing is said, Llama-370M; and how far a run goes without any weights."""
+"""What is trained where nothing is said, Llama-370M with its own band; and how far a run goes without any weights."""
 
 import json
 
 import numpy as np
 import pytest
 
+from firstdrift.decoder.decoder_config import PRESETS
+from firstdrift.errors import SelectionError
 from firstdrift.pretrain import building, preparing
+from firstdrift.pretrain.preparing import check_band, parse_band
 from firstdrift.pretrain.run_settings import Settings
 from firstdrift.pretrain.saving import Progress
-from firstdrift.weights.loading.architecture import LLAMA_370M, LLAMA_370M_BAND, parameter_count
+from firstdrift.weights.loading.architecture import LLAMA_370M_BAND
 
 from .worlds import FINETUNE, NEVER, SMALL, events, pretrain
 
@@ -58,9 +61,46 @@ def test_the_default_wants_its_own_vocabulary_exactly(world, tmp_path):
         assert passes or "INV-ARCH-370M-006:" in done.stderr
 
 
-def test_the_preset_is_within_its_band_with_its_output_layer_counted():
-    least, most = LLAMA_370M_BAND
-    assert least <= parameter_count(LLAMA_370M, biased=False, count_tied=True) == 373_509_120 <= most
+# The band.
+
+
+def test_the_band_holds_for_the_preset_with_its_output_layer_counted():
+    check_band(PRESETS["llama-370m"], LLAMA_370M_BAND)
+    check_band(PRESETS["llama-370m"], (373_509_120, 373_509_120))
+    for band in ((373_509_121, 374_000_000), (366_000_000, 373_509_119), (322_045_952, 322_045_952)):
+        with pytest.raises(SelectionError, match=r"373,509,120 parameters, the tied output layer counted too"):
+            check_band(PRESETS["llama-370m"], band)
+
+
+@pytest.mark.parametrize(
+    ("text", "band"), [("366M..374M", LLAMA_370M_BAND), ("1..2", (1, 2)), (" 0.1M..0.2M ", (100_000, 200_000))]
+)
+def test_a_band_is_read_as_it_is_written(text, band):
+    assert parse_band(text) == band
+
+
+@pytest.mark.parametrize("text", ["", "1", "2..1", "-1..2", "1...2", "1M-2M", "1e6..2e6", "M..B", "..3"])
+def test_what_is_no_band_is_refused(text):
+    with pytest.raises(SelectionError, match="is no range"):
+        parse_band(text)
+
+
+def test_another_preset_in_its_place_is_outside_the_band_and_the_band_can_be_given(monkeypatch):
+    changed = {**PRESETS, "llama-370m": PRESETS["tiny"]}
+    monkeypatch.setattr(preparing, "PRESETS", changed)
+    shared = ["--synthetic", "--device", "cpu", "--seq-length", 64]
+    done = pretrain(*shared)
+    assert done.exit_code == 2
+    for said in ("125,248 parameters", "366,000,000 to 374,000,000", "--parameters"):
+        assert said in done.stderr
+    assert pretrain(*shared, "--parameters", "125K..126K").exit_code == 0
+    assert pretrain(*shared, "--config", "tiny").exit_code == 0  # no other preset has one
+
+
+def test_a_band_is_for_checkpoints_too(world):
+    shared = ["--init", world.apr, "--synthetic", "--force-under-provisioned", "--device", "cpu", "--seq-length", 64]
+    assert pretrain(*shared, "--parameters", "0.1M..0.2M").exit_code == 0
+    assert pretrain(*shared, "--parameters", "1M..2M").exit_code == 2
 
 
 # Without weights and without data.

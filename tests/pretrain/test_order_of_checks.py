@@ -289,6 +289,8 @@ def test_a_vocabulary_that_cannot_be_read_carries_the_gates_id(content, world, t
         (["--data", "x", "--eval-every", 2, "--steps-per-epoch", 3], "--steps-per-epoch and --eval-every are the same"),
         (["--data", "x", "--steps-per-epoch", 0], "--steps-per-epoch"),
         (["--data", "x", "--config", "tiny", "--seq-length", 64, "--min-epochs", -1], "--min-epochs -1"),
+        (["--data", "x", "--parameters", "374M..366M"], "--parameters '374M..366M' is no range"),
+        (["--data", "x", "--parameters", "many"], "--parameters 'many' is no range"),
         (["--data", "x", "--config", "huge"], "neither a file nor one of llama-370m, qwen2-0.5b, tiny"),
         (["--data", "x", "--config", "tiny", "--seq-length", 257], "257 is more than the 256 positions"),
         (["--data", "x", "--config", "tiny", "--trace-steps", "a"], "--trace-steps 'a'"),

@@ -6,15 +6,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from ..core.strict_json import Json
 from ..decoder.config_json import from_config, to_config
 from ..decoder.decoder_config import PRESETS, config_of
 from ..decoder.decoder_settings import DecoderConfig
+from ..decoder.model import Decoder
 from ..decoder.tokenizing import tokenizer_file
 from ..errors import FirstdriftError, FormatError, SelectionError
+from ..weights.loading.architecture import LLAMA_370M_BAND
 from ..weights.loading.load import opened
 from .building import check_length, untied
 from .data.corpora import find_corpus, read_tokens
@@ -26,12 +31,14 @@ from .run_settings import Settings
 from .trainer import resolve_device
 
 REFUSED_BELOW, ADVISED = 10, 20  # tokens a parameter
+BAND = re.compile(r"(\d+(?:\.\d+)?)([KMB]?)\.\.(\d+(?:\.\d+)?)([KMB]?)", re.ASCII)
+SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the user asked for. Without `init` the architecture is that of `config`, a preset or a file, else the
-    default preset."""
+    default preset. `parameters` is how many there may be, as `366M..374M`."""
 
     settings: Settings
     data: str
@@ -41,6 +48,7 @@ class Request:
     device: str = "auto"
     force_under_provisioned: bool = False
     untie: bool = False
+    parameters: str | None = None
     allow_weak_init: bool = False
     target_given: bool = False
     force: bool = False
@@ -112,6 +120,10 @@ def check_request(request: Request) -> Checked:
         notes += [f"warning: {warning}"] if warning else []
     settings.check()
     check_length(settings, config)
+    if request.parameters is not None:
+        check_band(config, parse_band(request.parameters))
+    elif origin is None and request.config in (None, DEFAULT):
+        check_band(config, LLAMA_370M_BAND)
     stamp = stamp_of(config, config.family)
     if origin is None:
         preset = request.config or DEFAULT
@@ -150,6 +162,29 @@ def check_budget(of: DecoderConfig, settings: Settings, *, forced: bool) -> tupl
             f"{said}, and less than {REFUSED_BELOW} is refused; train longer, or --force-under-provisioned"
         )
     return budget, f"{said}; {ADVISED} are advised"
+
+
+def parse_band(text: str) -> tuple[int, int]:
+    """From how many parameters to how many, as `366M..374M` says it."""
+    found = BAND.fullmatch(text.strip())
+    low, high = (round(float(found[n]) * SUFFIXES[found[n + 1]]) for n in (1, 3)) if found else (1, 0)
+    if low > high:
+        raise SelectionError(f"--parameters {text!r} is no range from a number to a larger one; write it as 366M..374M")
+    return low, high
+
+
+def check_band(of: DecoderConfig, band: tuple[int, int]) -> None:
+    """Refuse an architecture with more or fewer parameters than it should have, a tied output layer counted too."""
+    with torch.device("meta"):
+        model = Decoder(of)
+    tied = model.lm_head.weight.numel() if of.tie_word_embeddings else 0
+    count = sum(parameter.numel() for parameter in model.parameters()) + tied
+    if not band[0] <= count <= band[1]:
+        counted = ", the tied output layer counted too" if tied else ""
+        raise SelectionError(
+            f"this model has {count:,} parameters{counted}, and from {band[0]:,} to {band[1]:,} are asked for; give "
+            "another architecture, or another range with --parameters"
+        )
 
 
 def architecture_asked_for(asked: str | None) -> DecoderConfig:

@@ -22,12 +22,13 @@ SCHEMA = "firstdrift-pretrain-v1"
 FAILED_CHECK, COULD_NOT = 1, 2
 OUT = "pretrain-run"
 SOURCES = ("data", "init", "config", "tokenizer", "device")
-FLAGS = ("force_under_provisioned", "untie", "allow_weak_init", "force", "trace_nonfinite")
+REQUESTED = ("force_under_provisioned", "untie", "parameters", "allow_weak_init", "force", "trace_nonfinite")
 
 
 @click.command("pretrain", cls=Command, short_help="Train a decoder, from a checkpoint or from random weights.")
 @click.option("--init", metavar="PATH|none", help="Checkpoint to start from; none for random weights.")
 @click.option("--config", metavar="FILE|PRESET", help="Architecture without --init.  [default: llama-370m]")
+@click.option("--parameters", metavar="LOW..HIGH", help="Allowed parameter count.  [llama-370m: 366M..374M, else any]")
 @click.option("--mode", type=click.Choice(["finetune", "from-scratch"]), help="Set of defaults.  [default: by --init]")
 @click.option("--data", metavar="FILE|DIR", help="Text (.txt, .md, .py, .jsonl, ...) or token shards (.npy, .bin).")
 @click.option("--tokenizer", metavar="DIR", help="tokenizer.json, or vocab.json and merges.txt.  [default: model's]")
@@ -106,7 +107,7 @@ def _start(given: dict[str, Any], dry_run: bool, as_json: bool) -> int:
         del sources["init"]
     numbers = {"mode": "finetune" if "init" in sources else "from-scratch", **_settings_given(given)}
     sources.setdefault("data", "")
-    flags = {name: given[name] for name in (*FLAGS, "trace_steps", "target_given")}
+    flags = {name: given[name] for name in (*REQUESTED, "trace_steps", "target_given")}
     request = Request(Settings.of(**numbers), **sources, **flags)
     if given["synthetic"]:
         checked = check_request(request)
