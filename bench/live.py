@@ -20,9 +20,9 @@ import torch
 
 from firstdrift.pretrain.gaps import Gap
 from firstdrift.pretrain.preparing import Request, prepare
+from firstdrift.pretrain.run_checkpoints import all_checkpoints
 from firstdrift.pretrain.run_record import Event
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import all_checkpoints
 from firstdrift.pretrain.showing import run_json
 from firstdrift.pretrain.starting import resume, start
 

@@ -15,9 +15,9 @@ from ratios import Row, median_ratio
 from firstdrift.decoder.decoder_settings import DecoderConfig
 from firstdrift.pretrain.building import build_trainer
 from firstdrift.pretrain.data.windows import cut
+from firstdrift.pretrain.run_checkpoints import Progress
 from firstdrift.pretrain.run_record import Log, stamp_of
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import Progress
 from firstdrift.pretrain.training import Run
 
 CONFIG = DecoderConfig(

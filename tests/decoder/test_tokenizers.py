@@ -5,8 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from firstdrift.decoder.embedded_tokenizer import RULES, embedded
-from firstdrift.decoder.tokenizing import tokenizer_of
+from firstdrift.decoder.tokenizing import RULES, embedded, tokenizer_of
 from firstdrift.errors import CaptureError, FormatError
 
 from .checkpoints import directory

@@ -14,9 +14,8 @@ from firstdrift.aprt import StageHeader
 from firstdrift.cli.main import INTERNAL_ERROR, cli
 from firstdrift.core.stages import parse_layer_range, parse_stages
 from firstdrift.core.strict_json import decode_object, encode
-from firstdrift.decoder.embedded_tokenizer import embedded
-from firstdrift.demo.probes import PROBES, read_probes
-from firstdrift.demo.spotter_weights import read_weights, write_weights
+from firstdrift.decoder.tokenizing import embedded
+from firstdrift.demo.spotter_files import PROBES, read_probes, read_weights, write_weights
 from firstdrift.errors import FirstdriftError, FormatError
 from firstdrift.pair.mapping.parse import read_map
 from firstdrift.pretrain.data.corpora import find_corpus, read_tokens

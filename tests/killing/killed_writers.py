@@ -208,7 +208,7 @@ def trainer(value: float):
 
 
 def save(path: Path, said: Said = lambda: None, value: float = NEW) -> None:
-    from firstdrift.pretrain.saving import Progress, save_checkpoint
+    from firstdrift.pretrain.run_checkpoints import Progress, save_checkpoint
 
     stamp = {"name": "m", "architecture": "LlamaForCausalLM"}
     save_checkpoint(path, trainer(value), Progress(), stamp, "data", {"vocab.json": b"{}"})
@@ -216,8 +216,7 @@ def save(path: Path, said: Said = lambda: None, value: float = NEW) -> None:
 
 
 def check_saved(path: Path, said: int, over: bool) -> None:
-    from firstdrift.pretrain.resuming import read_state
-    from firstdrift.pretrain.saving import CHECKPOINTS, all_checkpoints, remove_partial
+    from firstdrift.pretrain.run_checkpoints import CHECKPOINTS, all_checkpoints, read_state, remove_partial
 
     remove_partial(path / CHECKPOINTS)  # as going on does
     found = all_checkpoints(path)

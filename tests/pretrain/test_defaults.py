@@ -9,8 +9,8 @@ from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.errors import SelectionError
 from firstdrift.pretrain import building, preparing
 from firstdrift.pretrain.preparing import check_band, parse_band
+from firstdrift.pretrain.run_checkpoints import Progress
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import Progress
 from firstdrift.weights.loading.architecture import LLAMA_370M_BAND
 
 from .worlds import FINETUNE, NEVER, SMALL, events, pretrain

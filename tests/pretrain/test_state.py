@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.pretrain import saving
-from firstdrift.pretrain.saving import whole_directory
+from firstdrift.pretrain import run_checkpoints as saving
+from firstdrift.pretrain.run_checkpoints import whole_directory
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
 
@@ -421,7 +421,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_the_newest_stays_the_newest_beyond_six_digits(tmp_path):
-    from firstdrift.pretrain.resuming import all_checkpoints
+    from firstdrift.pretrain.run_checkpoints import all_checkpoints
 
     for step in (999_999, 1_000_000, 2):
         saving.step_directory(tmp_path / "checkpoints", step).mkdir(parents=True)

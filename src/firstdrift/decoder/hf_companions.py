@@ -16,9 +16,8 @@ from .config_json import FAMILIES, to_config
 from .decoder_config import FREQUENCIES, config_of_checkpoint
 from .decoder_layers import frequencies
 from .decoder_settings import DecoderConfig, Rope
-from .embedded_tokenizer import embedded
 from .engines import described, dtype_of
-from .tokenizing import TOKENIZER
+from .tokenizing import TOKENIZER, embedded
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # here, and in GGUF's keys

@@ -21,11 +21,10 @@ from ..decoder.tokenizing import tokenizer_file
 from ..errors import FirstdriftError, FormatError, SelectionError
 from ..weights.loading.architecture import LLAMA_370M_BAND
 from ..weights.loading.load import opened
-from .building import check_length, untied
+from .building import Origin, check_length, read_origin, require_same_model, untied, verify_init
 from .data.corpora import find_corpus, read_tokens
 from .data.training_tokenizer import DEFAULT, Tokenizer, check_vocabulary, open_tokenizer
 from .data.windows import Windows, cut
-from .origins import Origin, read_origin, require_same_model, verify_init
 from .run_record import Record, stamp_of
 from .run_settings import Settings
 from .trainer import resolve_device

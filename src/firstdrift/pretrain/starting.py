@@ -14,10 +14,18 @@ from .building import build_trainer, build_trainer_with_init
 from .data.training_tokenizer import open_tokenizer
 from .gaps import Check, check_scratch, measure_gap, refuse_failed
 from .preparing import Prepared, architecture_asked_for, check_storable, read_data
-from .resuming import differences, find_checkpoint, restore
+from .run_checkpoints import (
+    CHECKPOINTS,
+    Progress,
+    all_checkpoints,
+    differences,
+    find_checkpoint,
+    remove_partial,
+    restore,
+    step_of,
+)
 from .run_record import LOG, RECORD, Log, Record, Watch, locked, read_record, rewind, write_record
 from .run_settings import Settings, option
-from .saving import CHECKPOINTS, Progress, all_checkpoints, remove_partial, step_of
 from .trainer import resolve_device
 from .training import TRACES, Outcome, Run, asked_to_stop
 

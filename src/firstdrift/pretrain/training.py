@@ -17,9 +17,9 @@ from ..core.strict_json import Json
 from ..errors import StorageError
 from .data.training_tokenizer import Tokenizer
 from .data.windows import Windows
+from .run_checkpoints import Progress, all_checkpoints, save_checkpoint, step_directory
 from .run_record import Log
 from .run_settings import TrainingError
-from .saving import Progress, all_checkpoints, save_checkpoint, step_directory
 from .trainer import NotFiniteError, Rows, Trainer
 
 TRACES = "traces"

@@ -17,8 +17,7 @@ from ..options import Command, counted, print_json
 from ..options import say as echo
 
 if TYPE_CHECKING:
-    from ...demo.compounding import Distance
-    from ...demo.demo_batches import Batch, Settings
+    from ...demo.demo_batches import Batch, Distance, Settings
 
     Say = Callable[[str], None]
 
@@ -119,8 +118,7 @@ def _line(batch: Batch) -> str:
 
 
 def _steps(settings: Settings, steps: int, say: Say) -> list[Distance]:
-    from ...demo.compounding import conclusion
-    from ...demo.demo_batches import run_steps
+    from ...demo.demo_batches import conclusion, run_steps
 
     found = run_steps(settings, steps)
     say("\nThe weights after each step over batch 0, and how far they are from a float64 run:")
@@ -174,7 +172,7 @@ def _batch_json(batch: Batch) -> dict[str, Any]:
 
 
 def _steps_json(found: Sequence[Distance]) -> dict[str, Any]:
-    from ...demo.compounding import conclusion
+    from ...demo.demo_batches import conclusion
 
     keys = ("step", "port", "torch", "ratio", "moved")
     return {"sentence": conclusion(found), "rows": [{key: getattr(row, key) for key in keys} for row in found]}

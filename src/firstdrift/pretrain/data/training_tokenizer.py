@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.regular import check_regular, read_regular
-from ...decoder.embedded_tokenizer import embedded
-from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, library_of, tokenizer_file
+from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, embedded, library_of, tokenizer_file
 from ...errors import FirstdriftError, FormatError, NotFoundError, storage
 from ...weights.formats.hf_directory import tokenizer_files
 from ...weights.json_file import read_json_object
