@@ -18,8 +18,9 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.loading.destinations import destinations
 from ..weights.loading.failures import POPULATE, failure, not_present
 from ..weights.loading.load import populate
-from ..weights.loading.plan import make_plan
+from ..weights.loading.plan import Plan, make_plan
 from ..weights.loading.proof import Loaded
+from ..weights.loading.suggestions import suggested_map
 from ..weights.open_checkpoint import open_checkpoint
 from .decoder_config import config_of
 from .decoder_layers import Cache, Taps
@@ -53,17 +54,17 @@ def load_with_proof(
             return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
 
 
-def described(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None
-) -> tuple[Decoder, list[str]]:
-    """The model of the settings, without memory yet, and the tensors that it has no place for."""
+def described(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None) -> tuple[Decoder, Plan]:
+    """The model of the settings, without memory yet, and what of the checkpoint goes where in it; raises WeightsError
+    where names or shapes do not fit."""
     refuse_missing_layers(checkpoint, config)
     with torch.device("meta"):
         model = Decoder(config).to(dtype or dtype_of(checkpoint))
     plan = make_plan(checkpoint, destinations(model), None)
     if plan.problems:
-        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)
-    return model, plan.extra
+        what = f"{checkpoint.path}: does not hold the model that its settings describe"
+        raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
+    return model, plan
 
 
 def dtype_of(checkpoint: Checkpoint) -> torch.dtype:

@@ -29,9 +29,9 @@ CLOSE = 1e-5  # divisors are stored in float32
 def companions_of(checkpoint: Checkpoint) -> Companions:
     """The settings that the decoder derives from a file, and the tokenizer that the file embeds."""
     config = _sayable(config_of_checkpoint(checkpoint), checkpoint)
-    _, extra = described(checkpoint, config)
+    _, plan = described(checkpoint, config)
     said = frozenset({FREQUENCIES} & checkpoint.entries.keys())
-    if unknown := sorted(set(extra) - said):
+    if unknown := sorted(set(plan.extra) - said):
         raise FormatError(
             f"{checkpoint.path}: a {FAMILIES[config.family].architecture} has no place for {len(unknown)} of its "
             f"tensors ({', '.join(unknown[:4])}); convert to another format"

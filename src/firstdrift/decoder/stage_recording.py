@@ -87,7 +87,7 @@ class StageFiles:
         with suppress(FirstdriftError):  # it was raised already
             self._queue.close()
         for file in self._written:
-            with suppress(OSError):  # the failure before it is told
+            with suppress(OSError):  # the failure before it is raised
                 file.unlink()
         for directory in sorted({parent for file in self._written for parent in file.parents}, reverse=True):
             if directory.is_relative_to(self._directory) and (directory != self._directory or not self._was_there):
@@ -138,7 +138,7 @@ class NativeTrace:
         self._config = config
         self._selection = selection
         self._step = 0
-        self._position = self._fed = 0  # of the first token of this step, and tokens so far
+        self._position = self._next_position = 0  # of the first token of this step, and of the next one
         self._weight = weight
         self._weights: dict[str, Site] = {}
         self._directory = directory
@@ -146,9 +146,9 @@ class NativeTrace:
         self._writer = Writer(directory, overwrite=overwrite, **header)
 
     def begin(self, step: int, tokens: Sequence[int]) -> None:
-        """Record what is fed."""
-        self._step, self._position = step, self._fed
-        self._fed += len(tokens)
+        """Record the tokens that the model reads."""
+        self._step, self._position = step, self._next_position
+        self._next_position += len(tokens)
         self._writer.put("input", "input", np.array([tokens], np.int64), port="tokens", step=step)
 
     def see(self, stage: str, layer: int, tensor: Any) -> None:
@@ -199,7 +199,7 @@ class NativeTrace:
 
     def discard(self) -> None:
         """Take the trace back."""
-        with suppress(FirstdriftError, OSError):  # the failure before it is told
+        with suppress(FirstdriftError, OSError):  # the failure before it is raised
             self._writer.abort()
             forget([self._directory])
             if not self._was_there:

@@ -41,8 +41,8 @@ class TransformersEngine(Engine):
             refuse_missing_layers(checkpoint, config)
         _register(library)
         with _quiet(library):
-            self.model, told = _load(library, Path(path), config, dtype)
-            _refuse_incomplete(told, path)
+            self.model, loading_info = _load(library, Path(path), config, dtype)
+            _refuse_incomplete(loading_info, path)
             self.model.set_attn_implementation(ATTENTION)
             self.model.set_experts_implementation("eager")
         self.model.eval()
@@ -132,10 +132,10 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def _refuse_incomplete(told: dict[str, Any], path: str | PathLike[str]) -> None:
+def _refuse_incomplete(loading_info: dict[str, Any], path: str | PathLike[str]) -> None:
     """The library fills what is missing with random numbers, and goes on."""
-    missing = sorted(told.get("missing_keys") or ())
-    other = sorted(map(str, told.get("mismatched_keys") or ()))
+    missing = sorted(loading_info.get("missing_keys") or ())
+    other = sorted(map(str, loading_info.get("mismatched_keys") or ()))
     if missing or other:
         named = ", ".join([*missing, *other][:4])
         raise WeightsError(

@@ -13,18 +13,15 @@ from ..core.strict_json import Json
 from ..decoder.config_json import to_config
 from ..decoder.decoder_config import PRESETS, config_of_checkpoint
 from ..decoder.decoder_settings import DecoderConfig
-from ..decoder.model import Decoder
+from ..decoder.engines import described
 from ..errors import FirstdriftError, FormatError, SelectionError, WeightsError
 from ..kernels.checksums import crc32
 from ..weights.checkpoint import Checkpoint
 from ..weights.loading.architecture import Architecture, architecture_of, open_described, require_decoder
 from ..weights.loading.arriving import compare_twins, gather
-from ..weights.loading.destinations import destinations
 from ..weights.loading.failures import ARCHITECTURE, LOAD, POPULATE, failure
 from ..weights.loading.load import opened, populate
-from ..weights.loading.plan import make_plan
 from ..weights.loading.proof import wrong_values
-from ..weights.loading.suggestions import suggested_map
 from .data.training_tokenizer import DEFAULT, EMBEDDED
 from .run_settings import CUDA, UPLOAD, Settings
 from .trainer import Trainer, check_device, empty_decoder, on_device, random_decoder
@@ -86,12 +83,7 @@ def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...
     that what is stored twice is the same. Returns notes about that."""
     _check_values(checkpoint)
     architecture_of(checkpoint)  # once more, and now the names of the tensors too
-    with torch.device("meta"):
-        model = Decoder(config)
-    plan = make_plan(checkpoint, destinations(model), None)
-    if plan.problems:
-        what = f"{checkpoint.path}: does not hold the model that its metadata describes"
-        raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
+    _, plan = described(checkpoint, config)
     notes: tuple[str, ...] = ()
     for assignment in plan.assignments:
         if assignment.twins:

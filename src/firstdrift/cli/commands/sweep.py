@@ -139,7 +139,7 @@ def _progress(total: int, before: int) -> Iterator[Callable[[Row], None]]:
         def done(row: Row) -> None:
             for verdict in found:
                 found[verdict] += row.verdict == verdict
-            told = "".join(f", {count} {verdict}" for verdict, count in found.items() if count)
-            update(advance=1, description=f"cases{told}", refresh=True)
+            counts = "".join(f", {count} {verdict}" for verdict, count in found.items() if count)
+            update(advance=1, description=f"cases{counts}", refresh=True)
 
         yield done

@@ -210,10 +210,10 @@ def _failure_json(model: str, checkpoint: str, error: WeightsError) -> dict[str,
 
 def _text(found: CheckpointDifference, limit: int) -> str:
     """What is not the same, a line each, and the verdict."""
-    told = [tensor for tensor in found.tensors if tensor.verdict != "same"]
-    width = max((len(shown(difference.name)) for difference in told[:limit]), default=0)
-    lines = [_line(difference, width) for difference in told[:limit]]
-    lines += [f"... and {len(told) - limit} more; --json has all"] if len(told) > limit else []
+    differing = [tensor for tensor in found.tensors if tensor.verdict != "same"]
+    width = max((len(shown(difference.name)) for difference in differing[:limit]), default=0)
+    lines = [_line(difference, width) for difference in differing[:limit]]
+    lines += [f"... and {len(differing) - limit} more; --json has all"] if len(differing) > limit else []
     lines += [f"only in the candidate: {shown(name)}" for name in found.candidate_only[:limit]]
     return "\n".join([*lines, _verdict(found)])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.regular import check_regular, read_regular
 from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, embedded, library_of, tokenizer_file
-from ...errors import FirstdriftError, FormatError, NotFoundError, storage
+from ...errors import CaptureError, FirstdriftError, FormatError, NotFoundError, storage
 from ...weights.formats.hf_directory import tokenizer_files
 from ...weights.json_file import read_json_object
 from ...weights.open_checkpoint import open_checkpoint
@@ -48,6 +48,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
         found = _from_checkpoint(path) if path.is_file() and path.suffix != ".json" else _from_files(path)
         if not found.entries:
             raise FormatError(f"{path}: holds no entries")
+    except CaptureError:  # there is no library to read it with
+        raise
     except FirstdriftError as error:
         raise FormatError(f"{VOCABULARY}: {error}; name a tokenizer's directory with --tokenizer") from error
     return found
