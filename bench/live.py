@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
+from firstdrift.pretrain.gaps import Gap
 from firstdrift.pretrain.preparing import Request, prepare
+from firstdrift.pretrain.run_checkpoints import all_checkpoints
+from firstdrift.pretrain.run_record import Event
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import Saved, all_checkpoints
 from firstdrift.pretrain.showing import run_json
-from firstdrift.pretrain.starting import Asked, resume, start
-from firstdrift.pretrain.trainer import Step
-from firstdrift.pretrain.training import Watch
+from firstdrift.pretrain.starting import resume, start
 
 GOAL = 2.1  # nats a token that was held out: 2.03 was measured, and 2.63 before the first step
 NEVER = 1e-3  # a target that is not reached, so that all steps are done
@@ -43,12 +43,14 @@ def main(directory: Path, init: Path | None = None, goal: float = GOAL, **change
     settings = Settings.of("finetune", **{**SETTINGS, **changed})
     told = Told(run, settings)
     if all_checkpoints(run):
-        resume(run, {}, Asked(), lambda record: told, lambda checkpoint: say(f"going on from {checkpoint}"))
+        resume(run, {}, told)
     else:
         data = directory / "help.txt"
         data.write_text("\n".join(pydoc_data.topics.topics.values()), "utf-8")
-        request = Request(settings, str(data), str(init or smollm2()), force_under_provisioned=True, device="cpu")
-        start(prepare(request), run, Asked(force=True), told, lambda gap: say(str(gap)))
+        request = Request(
+            settings, str(data), str(init or smollm2()), force_under_provisioned=True, device="cpu", force=True
+        )
+        start(prepare(request), run, told)
     figures = figures_of(run)
     (directory / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     say(json.dumps(figures, indent=1))
@@ -57,29 +59,34 @@ def main(directory: Path, init: Path | None = None, goal: float = GOAL, **change
     return 0 if reached <= goal else 1
 
 
-class Told(Watch):
+class Told:
     """Says how far the run is, how fast it goes and how long it will take; keeps the newest checkpoints."""
 
     def __init__(self, run: Path, settings: Settings) -> None:
         self._run, self._settings = run, settings
         self._began, self._first = time.monotonic(), None
 
-    def stepped(self, step: Step, tokens_per_second: float) -> None:
-        self._first = step.step if self._first is None else self._first
-        done, steps = step.step + 1, self._settings.num_steps
+    def __call__(self, event: Event) -> None:
+        match event["event"]:
+            case "resume":
+                say(f"going on from {event['path']}")
+            case "gap":
+                say(str(Gap(event["given"], event["random"], event["vocabulary"])))
+            case "step":
+                self._stepped(event)
+            case "eval":
+                say(f"step {event['step']}: validation loss {event['val_loss']:.3f}")
+            case "checkpoint":
+                for older in all_checkpoints(self._run)[:-KEPT]:
+                    shutil.rmtree(older)
+
+    def _stepped(self, event: Event) -> None:
+        self._first = event["step"] if self._first is None else self._first
+        done, steps = event["step"] + 1, self._settings.num_steps
         if done % SAID_EVERY == 0 or done == steps:
             left = (time.monotonic() - self._began) / (done - self._first) * (steps - done)
-            say(
-                f"step {done} of {steps}: loss {step.loss:.3f}, {tokens_per_second:,.0f} tokens/s, "
-                f"{left / 60:.0f} min left"
-            )
-
-    def evaluated(self, step: int, loss: float) -> None:
-        say(f"step {step}: validation loss {loss:.3f}")
-
-    def saved(self, saved: Saved) -> None:
-        for older in all_checkpoints(self._run)[:-KEPT]:
-            shutil.rmtree(older)
+            speed = f"{event['tokens_per_second']:,.0f} tokens/s"
+            say(f"step {done} of {steps}: loss {event['loss']:.3f}, {speed}, {left / 60:.0f} min left")
 
 
 def figures_of(run: Path) -> dict[str, object]:

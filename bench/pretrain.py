@@ -15,10 +15,9 @@ from ratios import Row, median_ratio
 from firstdrift.decoder.decoder_settings import DecoderConfig
 from firstdrift.pretrain.building import build_trainer
 from firstdrift.pretrain.data.windows import cut
-from firstdrift.pretrain.origins import stamp_of
-from firstdrift.pretrain.run_record import Log
+from firstdrift.pretrain.run_checkpoints import Progress
+from firstdrift.pretrain.run_record import Log, stamp_of
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import Progress
 from firstdrift.pretrain.training import Run
 
 CONFIG = DecoderConfig(
@@ -42,7 +41,7 @@ def step_of(tokens: np.ndarray, directory: Path, name: str, traced: set[int] = f
     trainer = build_trainer(SETTINGS, CONFIG)
     windows = cut((tokens,), SETTINGS, "tokens")
     log = Log(directory / f"{name}.jsonl")
-    stamp = stamp_of(CONFIG, None)
+    stamp = stamp_of(CONFIG, "model")
     return Run(directory, trainer, windows, stamp, log, Progress(), trace_steps=frozenset(traced))._step
 
 

@@ -59,13 +59,13 @@ def test_a_bar_never_shows_more_done_than_there_is(monkeypatch, module, name):
     import rich.progress
 
     shown = []
-    real = rich.progress.Progress.advance
+    real = rich.progress.Progress.update
 
-    def advance(bar, task, count):
-        real(bar, task, count)
+    def update(bar, task, **changes):
+        real(bar, task, **changes)
         shown.append((bar.tasks[0].completed, bar.tasks[0].total))
 
-    monkeypatch.setattr(rich.progress.Progress, "advance", advance)
+    monkeypatch.setattr(rich.progress.Progress, "update", update)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     total = options.SHOW_PROGRESS_FROM
     with getattr(module, name)("working", total) as tell:

@@ -4,7 +4,7 @@ import subprocess
 
 import torch
 
-from firstdrift.demo.probes import PROBES
+from firstdrift.demo.spotter_files import PROBES
 from firstdrift.demo.twin import Run, export
 
 SANITIZED = (

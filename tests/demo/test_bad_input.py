@@ -12,7 +12,7 @@ from laboratory import basics, refusal, run
 import firstdrift as fd
 from firstdrift.demo.audio import CLIPS, make_batch
 from firstdrift.demo.port import Port, find_bug, find_compiler
-from firstdrift.demo.probes import PROBES, read_probes
+from firstdrift.demo.spotter_files import PROBES, read_probes
 from firstdrift.demo.twin import main as twin
 
 

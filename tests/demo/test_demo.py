@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
-from firstdrift.demo.compounding import Distance, conclusion
-from firstdrift.demo.demo_batches import Batch, Settings, answer
+from firstdrift.demo.demo_batches import Batch, Distance, Settings, answer, conclusion
 from firstdrift.demo.port import Port, known_bugs
 from firstdrift.demo.recorded_clip import BUGS, RECORDED
 from firstdrift.judge.measure.result import Verdict

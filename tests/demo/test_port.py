@@ -8,8 +8,7 @@ from laboratory import basics, run
 import firstdrift as fd
 from firstdrift.demo.audio import CLASSES, clip_label, make_clip
 from firstdrift.demo.port import known_bugs
-from firstdrift.demo.probes import read_probes
-from firstdrift.demo.spotter_weights import read_weights, write_weights
+from firstdrift.demo.spotter_files import read_probes, read_weights, write_weights
 from firstdrift.demo.twin import KeywordSpotter, initial_weights
 
 PROBES = read_probes()

@@ -14,14 +14,12 @@ from firstdrift.aprt import StageHeader
 from firstdrift.cli.main import INTERNAL_ERROR, cli
 from firstdrift.core.stages import parse_layer_range, parse_stages
 from firstdrift.core.strict_json import decode_object, encode
-from firstdrift.decoder.embedded_tokenizer import embedded
-from firstdrift.decoder.tokenizing import tokenizers_library
-from firstdrift.demo.probes import PROBES, read_probes
-from firstdrift.demo.spotter_weights import read_weights, write_weights
+from firstdrift.decoder.tokenizing import embedded
+from firstdrift.demo.spotter_files import PROBES, read_probes, read_weights, write_weights
 from firstdrift.errors import FirstdriftError, FormatError
 from firstdrift.pair.mapping.parse import read_map
 from firstdrift.pretrain.data.corpora import find_corpus, read_tokens
-from firstdrift.pretrain.data.training_tokenizer import count_tokens, open_tokenizer
+from firstdrift.pretrain.data.training_tokenizer import open_tokenizer
 from firstdrift.pretrain.showing import run_json, run_text
 from firstdrift.sweeping.cases import parse_cases
 from firstdrift.sweeping.ledger import open_ledger
@@ -126,14 +124,13 @@ def ledger(scratch: Path) -> Subject:
 def run_record(scratch: Path) -> Subject:
     """What `show` reads of a training run: run.json and its log."""
     from firstdrift.decoder.decoder_config import PRESETS
-    from firstdrift.pretrain.origins import Stamp
     from firstdrift.pretrain.run_record import Log, Record, write_record
     from firstdrift.pretrain.run_settings import Settings
 
     data = {"path": "d", "tokens": 10, "training_windows": 3, "held_out_windows": 1}
     record = Record(
-        Settings.of(), PRESETS["tiny"], Stamp("m", "LlamaForCausalLM"), data, None, "cpu",
-        {"path": "i", "tensors": 3}, {"given": 1.0, "random": 2.0, "nats": 1.0},
+        Settings.of(), PRESETS["tiny"], {"name": "m", "architecture": "LlamaForCausalLM"}, "cpu", data,
+        init={"path": "i", "tensors": 3}, gap={"given": 1.0, "random": 2.0, "nats": 1.0},
     )  # fmt: skip
     write_record(scratch, record)
     with Log(scratch / "log.jsonl") as log:
@@ -189,7 +186,6 @@ def tokenizer(scratch: Path) -> Subject:
     (scratch / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
 
     def read(directory: Path) -> None:
-        count_tokens(directory)
         open_tokenizer(directory).encode_batch(["ab", ""])
 
     return Subject(parts_of(scratch), read)
@@ -219,7 +215,7 @@ def embedded_tokenizers(scratch: Path) -> Subject:
         failed = None
         for name in whole:
             try:
-                made = embedded(read_json_object(directory / name), name, tokenizers_library)
+                made = embedded(read_json_object(directory / name), name)
                 if made is not None:
                     made.encode("ab a")
             except FormatError as error:

@@ -208,22 +208,21 @@ def trainer(value: float):
 
 
 def save(path: Path, said: Said = lambda: None, value: float = NEW) -> None:
-    from firstdrift.pretrain.origins import Stamp
-    from firstdrift.pretrain.saving import Progress, save_checkpoint
+    from firstdrift.pretrain.run_checkpoints import Progress, save_checkpoint
 
-    save_checkpoint(path, trainer(value), Progress(), Stamp("m", "LlamaForCausalLM"), "data", {"vocab.json": b"{}"})
+    stamp = {"name": "m", "architecture": "LlamaForCausalLM"}
+    save_checkpoint(path, trainer(value), Progress(), stamp, "data", {"vocab.json": b"{}"})
     said()
 
 
 def check_saved(path: Path, said: int, over: bool) -> None:
-    from firstdrift.pretrain.resuming import _check_files, _read_state
-    from firstdrift.pretrain.saving import CHECKPOINTS, all_checkpoints, remove_partial
+    from firstdrift.pretrain.run_checkpoints import CHECKPOINTS, all_checkpoints, read_state, remove_partial
 
     remove_partial(path / CHECKPOINTS)  # as going on does
     found = all_checkpoints(path)
     assert found or not (said or over), "what was there is lost"
     for checkpoint in found:
-        _check_files(checkpoint, _read_state(checkpoint / "training" / "state.json"))
+        read_state(checkpoint)
         with open_checkpoint(checkpoint / "model.safetensors") as opened:
             values = {float(value) for one in opened for value in np.unique(opened[one])}
         assert values == {NEW} if said else values in ({OLD}, {NEW})
@@ -334,7 +333,6 @@ WRITERS = {
         for over in (False, True)
     },
     "checkpoint of a run": Writer(save, check_saved),
-    "checkpoint of a run over another": Writer(save, check_saved, partial(save, value=OLD)),
     "log of a run": Writer(log, check_log),
     "sweep": Writer(sweep, check_sweep),
     "sweep over another": Writer(sweep, check_sweep, old_sweep),

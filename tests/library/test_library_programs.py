@@ -11,7 +11,7 @@ from torch import nn
 import firstdrift as fd
 from firstdrift.core.sites import Site
 from firstdrift.demo.port import Port
-from firstdrift.demo.probes import PROBES
+from firstdrift.demo.spotter_files import PROBES
 from firstdrift.program.building.op_fit import fit
 from firstdrift.program.cuts import Cuts
 from firstdrift.program.interpreter import Interpreter

@@ -128,7 +128,7 @@ def test_the_bar_reaches_its_end(place, monkeypatch):
         totals.append(total)
         yield done.append
 
-    monkeypatch.setattr("firstdrift.cli.commands.weights_verify.progress", bar)
+    monkeypatch.setattr("firstdrift.cli.commands.weights.progress", bar)
     assert run("my_net:build", "m.safetensors")[0] == 0
     assert totals == [sum(done)] == [sum(value.nbytes for value in load_file("m.safetensors").values())]
     assert len(done) == 9

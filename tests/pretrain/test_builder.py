@@ -37,7 +37,7 @@ def test_a_config_without_a_path_or_a_path_without_a_config_is_refused(world):
 
 
 @pytest.mark.falsifies("FALSIFY-APR-PRETRAIN-ARCH-002")
-def test_neither_a_config_nor_an_init_is_the_preset_within_its_band(monkeypatch):
+def test_neither_a_config_nor_an_init_is_the_preset(monkeypatch):
     class BuiltError(Exception):
         pass
 
@@ -47,9 +47,6 @@ def test_neither_a_config_nor_an_init_is_the_preset_within_its_band(monkeypatch)
 
     monkeypatch.setattr(building, "random_decoder", built)
     with pytest.raises(BuiltError):
-        build_trainer_with_init(settings())
-    monkeypatch.setitem(PRESETS, "llama-370m", TINY)
-    with pytest.raises(SelectionError, match="from 366,000,000 to 374,000,000 are asked for"):
         build_trainer_with_init(settings())
 
 
@@ -178,7 +175,7 @@ def test_a_preset_has_as_many_parameters_to_fill_as_published(preset, count):
 
 def test_matrices_decay_and_norms_and_biases_do_not():
     from firstdrift.decoder.model import Decoder
-    from firstdrift.pretrain.optimizing import make_optimizer
+    from firstdrift.pretrain.trainer import make_optimizer
 
     model = Decoder(replace(PRESETS["tiny"], qkv_bias=True, family="qwen2"))
     optimizer = make_optimizer(model, settings(weight_decay=0.125))

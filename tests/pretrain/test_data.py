@@ -8,7 +8,7 @@ import pytest
 
 from firstdrift.errors import FormatError, NotFoundError, SelectionError
 from firstdrift.pretrain.data.corpora import find_corpus, open_shard, read_tokens
-from firstdrift.pretrain.data.training_tokenizer import count_entries, open_tokenizer
+from firstdrift.pretrain.data.training_tokenizer import open_tokenizer
 from firstdrift.pretrain.data.windows import batch_at, cut
 
 from .worlds import settings, write_tokenizer
@@ -249,7 +249,7 @@ def test_a_tokenizer_json_is_read_with_its_end(tmp_path):
     found = open_tokenizer(tmp_path)
     assert found.end == made.token_to_id("<|endoftext|>")
     assert found.encode_batch(["to be"]) == [made.encode("to be").ids]
-    assert count_entries(tmp_path) == made.get_vocab_size()
+    assert found.entries == made.get_vocab_size()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "t"}}))
     assert open_tokenizer(tmp_path).end == made.token_to_id("t")
     made.save_model(str(tmp_path))  # vocab.json and merges.txt say the same

@@ -8,9 +8,9 @@ import pytest
 from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.errors import SelectionError
 from firstdrift.pretrain import building, preparing
-from firstdrift.pretrain.building import check_band, parse_band
+from firstdrift.pretrain.preparing import check_band, parse_band
+from firstdrift.pretrain.run_checkpoints import Progress
 from firstdrift.pretrain.run_settings import Settings
-from firstdrift.pretrain.saving import Progress
 from firstdrift.weights.loading.architecture import LLAMA_370M_BAND
 
 from .worlds import FINETUNE, NEVER, SMALL, events, pretrain
@@ -111,7 +111,7 @@ def test_synthetic_stops_before_weights_and_data(world, tmp_path, monkeypatch):
         raise AssertionError("weights or data were touched")
 
     for module, name in (
-        (preparing, "count_tokens"), (preparing, "read_data"), (building, "verify_init"), (building, "empty_decoder"),
+        (preparing, "open_tokenizer"), (preparing, "read_data"), (building, "verify_init"), (building, "empty_decoder"),
         (building, "random_decoder"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, touched)

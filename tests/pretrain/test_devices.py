@@ -11,8 +11,7 @@ from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.decoder.model import Decoder
 from firstdrift.errors import SelectionError, WeightsError
 from firstdrift.pretrain.building import build_trainer, build_trainer_with_init
-from firstdrift.pretrain.resuming import _restore_random
-from firstdrift.pretrain.saving import CUDA_RNG, _random_state
+from firstdrift.pretrain.run_checkpoints import CUDA_RNG, _random_state, _restore_random
 from firstdrift.pretrain.trainer import Trainer, check_device, resolve_device
 from firstdrift.weights.loading.arriving import held_crc32
 from firstdrift.weights.loading.load import in_memory

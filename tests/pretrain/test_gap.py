@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from firstdrift.pretrain.gaps import Gap, check_scratch, refuse_failed
-from firstdrift.pretrain.run_failures import GAP, LOSS, SCRATCH
+from firstdrift.pretrain.run_settings import GAP, LOSS, SCRATCH
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
 

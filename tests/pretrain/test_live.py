@@ -24,9 +24,10 @@ spec = importlib.util.spec_from_file_location("live", {str(SCRIPT)!r})
 live = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(live)
 class Killed(live.Told):
-    def stepped(self, step, tokens_per_second):
-        if step.step + 1 == {KILLED_AFTER}:
+    def __call__(self, event):
+        if (event["event"], event["step"]) == ("step", {KILLED_AFTER} - 1):
             os.kill(os.getpid(), signal.SIGKILL)
+        super().__call__(event)
 live.Told = Killed
 live.main(Path(sys.argv[1]), Path(sys.argv[2]), **{SMALL!r})
 """

@@ -6,7 +6,7 @@ import pytest
 
 from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.errors import SelectionError
-from firstdrift.pretrain.building import check_budget, estimated_parameters
+from firstdrift.pretrain.preparing import check_budget, estimated_parameters
 from firstdrift.pretrain.run_settings import Settings, learning_rate, parse_steps
 from firstdrift.pretrain.trainer import resolve_device
 
@@ -94,7 +94,7 @@ def test_too_few_tokens_are_refused_and_few_are_warned_of(tokens_a_parameter, fo
             check_budget(config, settings, forced=forced)
         return
     budget, warning = check_budget(config, settings, forced=forced)
-    assert budget.parameters == parameters
+    assert budget["parameters"] == parameters
     assert bool(warning) == (outcome == "warning")
 
 
@@ -102,7 +102,7 @@ def test_accumulated_batches_count_and_no_steps_need_no_tokens():
     config = PRESETS["tiny"]
     settings = Settings.of("finetune", num_steps=100)
     budget, _ = check_budget(config, replace(settings, accumulate=3), forced=True)
-    assert budget.tokens == 100 * 16 * 512 * 3
+    assert budget["tokens"] == 100 * 16 * 512 * 3
     assert check_budget(config, replace(settings, num_steps=0), forced=False)[1] is None
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import firstdrift as fd
-from firstdrift.pretrain import saving
-from firstdrift.pretrain.saving import replacing_directory
+from firstdrift.pretrain import run_checkpoints as saving
+from firstdrift.pretrain.run_checkpoints import whole_directory
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
 
@@ -72,15 +72,14 @@ def test_a_checkpoint_carries_its_stamp_and_everything_that_builds_it_again(form
 
 def test_the_presets_stamp_is_its_own():
     from firstdrift.decoder.decoder_config import PRESETS
-    from firstdrift.pretrain.origins import stamp_of
+    from firstdrift.pretrain.run_record import stamp_of
 
-    assert stamp_of(PRESETS["llama-370m"], "llama-370m").to_json() == {
+    assert stamp_of(PRESETS["llama-370m"], "llama-370m") == {
         "name": "llama-370m-pretrain", "architecture": "LlamaForCausalLM",
     }  # fmt: skip
-    assert stamp_of(PRESETS["qwen2-0.5b"], "qwen2").to_json() == {
+    assert stamp_of(PRESETS["qwen2-0.5b"], "qwen2") == {
         "name": "qwen2-pretrain", "architecture": "Qwen2ForCausalLM",
     }  # fmt: skip
-    assert stamp_of(PRESETS["qwen2-0.5b"], None).name == "model-pretrain"
 
 
 def test_transformers_reads_a_checkpoint_and_computes_the_same(world):
@@ -412,21 +411,18 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(world, tmp_
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "step"
-    with replacing_directory(path) as partial:
+    with whole_directory(path) as partial:
         (partial / "a").write_text("1")
         assert not path.exists()
-    with pytest.raises(KeyError), replacing_directory(path) as partial:
+    with pytest.raises(KeyError), whole_directory(tmp_path / "other") as partial:
         (partial / "a").write_text("2")
         raise KeyError
     assert files_of(tmp_path) == {"step/a": b"1"}
-    with replacing_directory(path) as partial:
-        (partial / "b").write_text("3")
-    assert files_of(tmp_path) == {"step/b": b"3"}
 
 
 def test_the_newest_stays_the_newest_beyond_six_digits(tmp_path):
-    from firstdrift.pretrain.resuming import all_checkpoints
+    from firstdrift.pretrain.run_checkpoints import all_checkpoints
 
     for step in (999_999, 1_000_000, 2):
-        (tmp_path / "checkpoints" / saving.checkpoint_name(step)).mkdir(parents=True)
+        saving.step_directory(tmp_path / "checkpoints", step).mkdir(parents=True)
     assert [path.name for path in all_checkpoints(tmp_path)] == ["step-000002", "step-999999", "step-1000000"]

@@ -27,7 +27,7 @@ def write_merged(directory):
 def write_file(directory):
     """The same as one file."""
     write_merged(directory)
-    library = tokenizer_of(directory).library
+    library = tokenizer_of(directory)
     for name in ("vocab.json", "merges.txt"):
         (directory / name).unlink()
     library.save(str(directory / "tokenizer.json"))
@@ -55,14 +55,14 @@ def train(world, tokenizer, out, form, *source):
 def test_a_trace_reads_the_prompt_with_the_tokenizer_of_the_run(kind, form, world, tmp_path):
     write, name = KINDS[kind]
     tokenizer = write(tmp_path / "tokenizer")
-    wanted = tokenizer_of(tokenizer).encode(PROMPT)
+    wanted = tokenizer_of(tokenizer).encode(PROMPT).ids
     assert len(wanted) == len(PROMPT) - 4  # "the" twice
     if name == "mine.json":
         (tokenizer / "tokenizer.json").rename(tokenizer / name)
     train(world, tokenizer / name, tmp_path / "run", form, "--config", "tiny")
     for checkpoint in sorted((tmp_path / "run/checkpoints").iterdir()):
         for number, model in enumerate((checkpoint, checkpoint / f"model.{form}")):
-            assert tokenizer_of(model).encode(PROMPT) == wanted
+            assert tokenizer_of(model).encode(PROMPT).ids == wanted
             out = tmp_path / f"{checkpoint.name}-{number}"
             done = firstdrift("trace", model, "--prompt", PROMPT, "--save-tensor", "embedding,lm_head", "--output", out)
             assert done.exit_code == 0, done.output
@@ -77,7 +77,7 @@ def test_a_run_from_a_checkpoint_takes_its_tokenizer_along(form, world, tmp_path
         "--init", init, "--data", world.text, *FINETUNE, "--allow-weak-init", "--num-steps", 0, "--out", tmp_path / "b"
     )
     assert done.exit_code == 0, done.output
-    assert tokenizer_of(newest(tmp_path / "b")).encode(PROMPT) == tokenizer_of(init).encode(PROMPT)
+    assert tokenizer_of(newest(tmp_path / "b")).encode(PROMPT).ids == tokenizer_of(init).encode(PROMPT).ids
 
 
 def test_without_a_tokenizer_a_trace_asks_for_tokens(world, tmp_path):

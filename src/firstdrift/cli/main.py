@@ -16,22 +16,11 @@ from ..errors import FirstdriftError
 from . import interrupts
 from .options import say
 
-COMMANDS = {
-    "c-header": "c_header",
-    "calibrate": "calibrate",
-    "demo": "demo",
-    "diff": "diff",
-    "explain": "explain",
-    "export": "export",
-    "isolate": "isolate",
-    "power": "power",
-    "pretrain": "pretrain",
-    "selftest": "selftest",
-    "show": "show",
-    "sweep": "sweep",
-    "trace": "trace",
-    "weights": "weights",
-}
+NAMES = (
+    "c-header", "calibrate", "demo", "diff", "explain", "export", "isolate", "power", "pretrain", "selftest", "show",
+    "sweep", "trace", "weights",
+)  # fmt: skip
+COMMANDS = {name: name.replace("-", "_") for name in NAMES}  # and the module of each
 
 COULD_NOT_TELL = 2
 INTERNAL_ERROR = 3

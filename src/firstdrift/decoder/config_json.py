@@ -138,7 +138,7 @@ def family_of(said: Mapping[str, Json], place: str) -> str:
     refuse_contradiction("config", said, place)
     named = said.get("architectures")
     name = named[0] if isinstance(named, list) and named else said.get("model_type")
-    known = BY_ARCHITECTURE if isinstance(named, list) and named else {one: one for one in FAMILIES}
+    known = BY_ARCHITECTURE if isinstance(named, list) and named else dict(zip(FAMILIES, FAMILIES, strict=True))
     if not isinstance(name, str):
         raise FormatError(f"{place}: names no architecture (architectures, model_type); supported are {SUPPORTED}")
     if name in known:

@@ -168,7 +168,7 @@ def _rope(checkpoint: Checkpoint, architecture: str, config: dict[str, Json]) ->
                 f"{checkpoint.path}: {FREQUENCIES} is {list(entry.shape)}, and heads have {size} dimensions; fetch it "
                 "again"
             )
-        found["rope_divisors"] = [float(one) for one in checkpoint.array(FREQUENCIES)]
+        found["rope_divisors"] = [float(divisor) for divisor in checkpoint.array(FREQUENCIES)]
     return found
 
 

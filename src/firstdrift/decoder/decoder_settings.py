@@ -143,7 +143,7 @@ class Reader:
         found = self.said.get(key)
         if found is None:
             return []
-        if not isinstance(found, list) or any(type(one) is not int for one in found):
+        if not isinstance(found, list) or any(type(item) is not int for item in found):
             self.problems.append(f"{key} is {found!r}, not a list of whole numbers")
             return []
         return found

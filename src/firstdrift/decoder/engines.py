@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from os import PathLike
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.bars import Advance, Bar, no_bar
 from ..core.dtypes import ML_NAMES
@@ -18,14 +18,15 @@ from ..weights.checkpoint import Checkpoint
 from ..weights.loading.destinations import destinations
 from ..weights.loading.failures import POPULATE, failure, not_present
 from ..weights.loading.load import populate
-from ..weights.loading.plan import make_plan
+from ..weights.loading.plan import Plan, make_plan
 from ..weights.loading.proof import Loaded
+from ..weights.loading.suggestions import suggested_map
 from ..weights.open_checkpoint import open_checkpoint
 from .decoder_config import config_of
 from .decoder_layers import Cache, Taps
 from .decoder_settings import DecoderConfig
 from .model import Decoder
-from .stage_recording import Recording, Selection
+from .stage_recording import NativeTrace, Selection, StageFiles
 
 FLOATS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16} | {
     short: getattr(torch, name) for short, name in ML_NAMES.items()
@@ -53,17 +54,17 @@ def load_with_proof(
             return model.eval(), populate(model, checkpoint, None, cast=True, advance=advance)
 
 
-def described(
-    checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None
-) -> tuple[Decoder, list[str]]:
-    """The model of the settings, without memory yet, and the tensors that it has no place for."""
+def described(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype | None = None) -> tuple[Decoder, Plan]:
+    """The model of the settings, without memory yet, and what of the checkpoint goes where in it; raises WeightsError
+    where names or shapes do not fit."""
     refuse_missing_layers(checkpoint, config)
     with torch.device("meta"):
         model = Decoder(config).to(dtype or dtype_of(checkpoint))
     plan = make_plan(checkpoint, destinations(model), None)
     if plan.problems:
-        raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", plan.problems)
-    return model, plan.extra
+        what = f"{checkpoint.path}: does not hold the model that its settings describe"
+        raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
+    return model, plan
 
 
 def dtype_of(checkpoint: Checkpoint) -> torch.dtype:
@@ -88,19 +89,26 @@ def refuse_missing_layers(checkpoint: Checkpoint, config: DecoderConfig) -> None
         raise failure(POPULATE, f"{checkpoint.path}: does not hold the model that its settings describe", problems)
 
 
-class Engine(Protocol):
-    """A loaded model that remembers the tokens it has seen."""
+class Engine:
+    """A loaded model that remembers the tokens it has seen; `loaded` is a sentence about its weights."""
 
-    loaded: str  # one sentence about the weights
+    model: Any  # a torch.nn.Module
+    loaded: str
 
     def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
         """Logits `[batch, tokens, vocabulary]` of tokens that follow those of the calls before."""
+        raise NotImplementedError
 
     def weight(self, name: str) -> Tensor | None:
-        """A weight by Hugging Face's name; None where the model has none of that name."""
+        """A weight as it is used, by Hugging Face's name; None where the model has none of that name."""
+        try:
+            found: Tensor = self.model.get_parameter(name).detach()
+        except AttributeError:
+            return None
+        return found
 
 
-class DecoderEngine:
+class DecoderEngine(Engine):
     """Our own decoder, with weights that are proven to have arrived."""
 
     def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype, bar: Bar = no_bar) -> None:
@@ -110,27 +118,14 @@ class DecoderEngine:
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
-        """Run the next tokens."""
         self.model.taps = taps
         logits: Tensor = self.model(tokens, cache=self._cache)
         return logits
 
-    def weight(self, name: str) -> Tensor | None:
-        """A weight as it is used."""
-        return weight_of(self.model, name)
-
-
-def weight_of(model: nn.Module, name: str) -> Tensor | None:
-    """A model's parameter by its name."""
-    try:
-        return model.get_parameter(name).detach()
-    except AttributeError:
-        return None
-
 
 def run(
     engine: Engine,
-    recording: Recording,
+    recording: NativeTrace | StageFiles,
     selection: Selection,
     prompt: Sequence[int],
     *,

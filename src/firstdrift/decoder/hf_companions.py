@@ -16,9 +16,8 @@ from .config_json import FAMILIES, to_config
 from .decoder_config import FREQUENCIES, config_of_checkpoint
 from .decoder_layers import frequencies
 from .decoder_settings import DecoderConfig, Rope
-from .embedded_tokenizer import embedded
 from .engines import described, dtype_of
-from .tokenizing import TOKENIZER, tokenizers_library
+from .tokenizing import TOKENIZER, embedded
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # here, and in GGUF's keys
@@ -30,9 +29,9 @@ CLOSE = 1e-5  # divisors are stored in float32
 def companions_of(checkpoint: Checkpoint) -> Companions:
     """The settings that the decoder derives from a file, and the tokenizer that the file embeds."""
     config = _sayable(config_of_checkpoint(checkpoint), checkpoint)
-    _, extra = described(checkpoint, config)
+    _, plan = described(checkpoint, config)
     said = frozenset({FREQUENCIES} & checkpoint.entries.keys())
-    if unknown := sorted(set(extra) - said):
+    if unknown := sorted(set(plan.extra) - said):
         raise FormatError(
             f"{checkpoint.path}: a {FAMILIES[config.family].architecture} has no place for {len(unknown)} of its "
             f"tensors ({', '.join(unknown[:4])}); convert to another format"
@@ -83,7 +82,7 @@ def _tokenizer(
 ) -> tuple[dict[str, bytes], str]:
     """The files of the tokenizer inside, else of the one beside; and a sentence about them."""
     try:
-        inside = embedded(checkpoint.metadata, str(checkpoint.path), tokenizers_library)
+        inside = embedded(checkpoint.metadata, str(checkpoint.path))
     except FormatError as error:
         return {}, f"its tokenizer was not carried: {error}"
     if inside is None:

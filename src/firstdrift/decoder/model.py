@@ -118,8 +118,8 @@ class Layer(nn.Module):
         taps("post_attn_residual", self.layer, x)
         normed = self.pre_feedforward_layernorm(x) if self.sandwich else self.post_attention_layernorm(x)
         taps("ffn_norm", self.layer, normed)
-        fed = self.mlp(normed, taps)
-        x = x + (self.post_feedforward_layernorm(fed) if self.sandwich else fed)
+        transformed = self.mlp(normed, taps)
+        x = x + (self.post_feedforward_layernorm(transformed) if self.sandwich else transformed)
         taps("post_ffn_residual", self.layer, x)
         return x
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -43,25 +43,6 @@ class Selection:
     def count(self) -> int:
         """How many tensors a step leaves."""
         return len(self.whole) + sum(map(len, self.layers.values()))
-
-
-class Recording(Protocol):
-    """Takes what a run computes, step by step."""
-
-    def begin(self, step: int, tokens: Sequence[int]) -> None:
-        """A step begins, with these tokens fed."""
-
-    def see(self, stage: str, layer: int, tensor: Any) -> None:
-        """A stage of the step that has begun."""
-
-    def close(self) -> None:
-        """The run is over; raises what could not be written."""
-
-    def discard(self) -> None:
-        """The run failed: nothing of it stays."""
-
-    def files(self) -> list[Path]:
-        """Everything that was written, in order of its name."""
 
 
 def refuse_trace(directory: Path) -> None:
@@ -106,7 +87,7 @@ class StageFiles:
         with suppress(FirstdriftError):  # it was raised already
             self._queue.close()
         for file in self._written:
-            with suppress(OSError):  # the failure before it is told
+            with suppress(OSError):  # the failure before it is raised
                 file.unlink()
         for directory in sorted({parent for file in self._written for parent in file.parents}, reverse=True):
             if directory.is_relative_to(self._directory) and (directory != self._directory or not self._was_there):
@@ -157,7 +138,7 @@ class NativeTrace:
         self._config = config
         self._selection = selection
         self._step = 0
-        self._position = self._fed = 0  # of the first token of this step, and tokens so far
+        self._position = self._next_position = 0  # of the first token of this step, and of the next one
         self._weight = weight
         self._weights: dict[str, Site] = {}
         self._directory = directory
@@ -165,9 +146,9 @@ class NativeTrace:
         self._writer = Writer(directory, overwrite=overwrite, **header)
 
     def begin(self, step: int, tokens: Sequence[int]) -> None:
-        """Record what is fed."""
-        self._step, self._position = step, self._fed
-        self._fed += len(tokens)
+        """Record the tokens that the model reads."""
+        self._step, self._position = step, self._next_position
+        self._next_position += len(tokens)
         self._writer.put("input", "input", np.array([tokens], np.int64), port="tokens", step=step)
 
     def see(self, stage: str, layer: int, tensor: Any) -> None:
@@ -218,7 +199,7 @@ class NativeTrace:
 
     def discard(self) -> None:
         """Take the trace back."""
-        with suppress(FirstdriftError, OSError):  # the failure before it is told
+        with suppress(FirstdriftError, OSError):  # the failure before it is raised
             self._writer.abort()
             forget([self._directory])
             if not self._was_there:
@@ -241,14 +222,14 @@ def producers(stage: str, layer: int, selection: Selection, config: DecoderConfi
     waiting = list(_direct(stage, layer))
     seen = set()
     while waiting:
-        one = waiting.pop(0)
-        if one in seen:
+        producer = waiting.pop(0)
+        if producer in seen:
             continue
-        seen.add(one)
-        if selection.wants(*one):
-            found[one] = None
-        elif one[0] not in PRODUCERS.keys() - WHOLE_MODEL - config.stages(one[1]):
-            waiting.extend(_direct(*one))  # a layer has a dense network or experts, not both
+        seen.add(producer)
+        if selection.wants(*producer):
+            found[producer] = None
+        elif producer[0] not in PRODUCERS.keys() - WHOLE_MODEL - config.stages(producer[1]):
+            waiting.extend(_direct(*producer))  # a layer has a dense network or experts, not both
     return list(found)
 
 

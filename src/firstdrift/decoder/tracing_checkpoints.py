@@ -21,7 +21,7 @@ from .config_json import to_config
 from .decoder_config import config_of
 from .decoder_settings import DecoderConfig
 from .stage_recording import BEFORE_ROPE, NativeTrace, Selection, StageFiles, refuse_trace
-from .tokenizing import ModelTokenizer, tokenizer_of
+from .tokenizing import tokenizer_of
 
 if TYPE_CHECKING:
     from .engines import Engine
@@ -51,33 +51,30 @@ def select(plan: SavePlan, config: DecoderConfig, *, everything: bool, before_ro
             f"layer range {plan.layers.start}..{plan.layers.stop}: the model has the layers "
             f"0..{config.num_hidden_layers} (END is exclusive); choose among them"
         )
-    layers = {layer: wanted & config.stages(layer) for layer in inside}
-    found = frozenset().union(*layers.values()) | (wanted & WHOLE_MODEL)
+    layers = {layer: config.stages(layer) for layer in inside}
+    found = wanted & WHOLE_MODEL.union(*layers.values())
     absent = [stage for stage in dict.fromkeys(plan.stages) if stage not in found]
     if absent and not everything:
         anywhere = frozenset().union(*(config.stages(layer) for layer in range(config.num_hidden_layers)))
         what = "this model has no" if absent[0] not in anywhere else "the selected layers have no"
-        raise StageError(f"{what} {', '.join(absent)}; the stages there are {', '.join(_all_of(config, inside))}")
+        there = [stage for stage in STAGES if stage in WHOLE_MODEL or any(stage in own for own in layers.values())]
+        raise StageError(f"{what} {', '.join(absent)}; the stages there are {', '.join(there)}")
+    chosen = {layer: wanted & stages for layer, stages in layers.items() if wanted & stages}
     if before_rope:
-        layers = {
+        chosen = {
             layer: stages | {before for after, before in BEFORE_ROPE.items() if after in stages}
-            for layer, stages in layers.items()
+            for layer, stages in chosen.items()
         }
-    return Selection({layer: stages for layer, stages in layers.items() if stages}, wanted & WHOLE_MODEL)
-
-
-def _all_of(config: DecoderConfig, layers: range) -> list[str]:
-    there = frozenset().union(*(config.stages(layer) for layer in layers)) | WHOLE_MODEL
-    return [stage for stage in STAGES if stage in there]
+    return Selection(chosen, wanted & WHOLE_MODEL)
 
 
 def parse_tokens(text: str, option: str) -> list[int]:
     """Token ids by commas or spaces."""
     found = re.split(r"[\s,]+", text.strip().strip(","))
-    wrong = [one for one in found if not _ID.fullmatch(one)]
+    wrong = [text for text in found if not _ID.fullmatch(text)]
     if wrong:
         raise CaptureError(f"{option} {text!r}: {wrong[0]!r} is no token id; write whole numbers by commas, as 1,5,9")
-    return [int(one) for one in found]
+    return list(map(int, found))
 
 
 def check_tokens(tokens: Sequence[int], config: DecoderConfig, what: str) -> None:
@@ -120,7 +117,7 @@ class Asked:
     plan: SavePlan
     config: DecoderConfig
     selection: Selection
-    tokenizer: ModelTokenizer | None
+    tokenizer: Any  # of the `tokenizers` library, or None
     prompt: tuple[int, ...]
     steps: int
     teacher: tuple[int, ...]
@@ -150,9 +147,10 @@ class Traced:
     @property
     def text(self) -> str | None:
         """The chosen tokens as text, where there is a tokenizer."""
-        tokens = [token for token in self.chosen if token is not None]
-        whole = self.asked.tokenizer is not None and len(tokens) == len(self.chosen)
-        return self.asked.tokenizer.decode(tokens) if whole and self.asked.tokenizer else None
+        if self.asked.tokenizer is None or None in self.chosen:
+            return None
+        text: str = self.asked.tokenizer.decode(list(self.chosen))
+        return text
 
     def to_json(self) -> dict[str, Json]:
         """Everything, schema `firstdrift-trace-v1`."""
@@ -194,10 +192,13 @@ def prepare(
     config = config_of(model)
     everything = stages.strip().lower() == "all"
     selection = select(plan, config, everything=everything, before_rope=how["format"] == "trace")
-    tokenizer = _tokenizer(model, needed=ids is None)
-    if ids is None:
-        assert tokenizer is not None
-        ids = tokenizer.encode(PROMPT if prompt is None else prompt)
+    tokenizer = None
+    try:
+        tokenizer = tokenizer_of(model)
+        ids = tokenizer.encode(PROMPT if prompt is None else prompt).ids if ids is None else ids
+    except FirstdriftError:  # without a prompt it only serves to show text, and may be absent
+        if ids is None:
+            raise
     check_tokens(ids, config, "--prompt" if tokens is None else "--tokens")
     check_tokens(given, config, "--teacher")
     steps = generate or max(1, len(given))
@@ -220,7 +221,12 @@ def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Tra
     engine = _engine(asked, loading)  # before anything is written: an old trace is replaced by one that can be made
     from .engines import run
 
-    target = _target(asked, engine)
+    target: NativeTrace | StageFiles
+    if asked.format == "aprt":
+        target = StageFiles(asked.plan.directory, asked.steps)
+    else:
+        weight = engine.weight if asked.weights else None
+        target = NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force, weight)
     try:
         with recording("stages", asked.selection.count * asked.steps) as advance:
             chosen = run(
@@ -234,24 +240,7 @@ def perform(asked: Asked, loading: Bar = no_bar, recording: Bar = no_bar) -> Tra
     return Traced(asked, engine.loaded, chosen, tuple(files), tuple(_notes(asked, target)))
 
 
-def _target(asked: Asked, engine: Engine) -> NativeTrace | StageFiles:
-    if asked.format == "aprt":
-        return StageFiles(asked.plan.directory, asked.steps)
-    weight = engine.weight if asked.weights else None
-    return NativeTrace(asked.plan.directory, asked.config, asked.selection, _header(asked), asked.force, weight)
-
-
-def _tokenizer(model: Path, *, needed: bool) -> ModelTokenizer | None:
-    """The model's tokenizer; without a prompt it only serves to show text, and may be absent."""
-    try:
-        return tokenizer_of(model)
-    except FirstdriftError:
-        if needed:
-            raise
-        return None
-
-
-def _engine(asked: Asked, loading: Bar) -> Any:
+def _engine(asked: Asked, loading: Bar) -> Engine:
     try:
         import torch
     except ImportError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from os import PathLike
@@ -25,14 +25,14 @@ from ..weights.open_checkpoint import open_checkpoint
 from .config_json import FAMILIES, to_config
 from .decoder_layers import OFF, Taps
 from .decoder_settings import DecoderConfig
-from .engines import refuse_missing_layers, weight_of
+from .engines import Engine, refuse_missing_layers
 
 OLDEST = 5
 _EXPERT = re.compile(r"(.*\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 ATTENTION = "firstdrift"  # under this name our attention function is registered with the library
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """A model of the library, with hooks at every stage."""
 
     def __init__(self, path: str | PathLike[str], config: DecoderConfig, dtype: torch.dtype) -> None:
@@ -41,20 +41,19 @@ class TransformersEngine:
             refuse_missing_layers(checkpoint, config)
         _register(library)
         with _quiet(library):
-            self.model, told = _load(library, Path(path), config, dtype)
-            _refuse_incomplete(told, path)
+            self.model, loading_info = _load(library, Path(path), config, dtype)
+            _refuse_incomplete(loading_info, path)
             self.model.set_attn_implementation(ATTENTION)
             self.model.set_experts_implementation("eager")
         self.model.eval()
         self.loaded = f"{len(self.model.state_dict())} tensors loaded by transformers"
         self.taps = OFF
-        self._config = config
+        self.config = config
         self._cache = library.DynamicCache()  # without its configuration: sliding layers would forget early tokens
         _watch(self)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, taps: Taps) -> Tensor:
-        """Run the next tokens."""
         self.taps = taps
         try:
             logits: Tensor = self.model(tokens, past_key_values=self._cache, use_cache=True).logits
@@ -65,16 +64,16 @@ class TransformersEngine:
             raise CaptureError(
                 f"transformers loaded the model and cannot run it ({why}); use --engine decoder"
             ) from error
-        taps("lm_head", self._config.num_hidden_layers, logits)
+        taps("lm_head", self.config.num_hidden_layers, logits)
         return logits
 
     def weight(self, name: str) -> Tensor | None:
-        """A weight as it is used; those of experts are parts of one tensor here."""
+        """Those of experts are parts of one tensor here."""
         expert = _EXPERT.fullmatch(name)
         if expert is None:
-            return weight_of(self.model, name)
+            return super().weight(name)
         module, number, part = expert.groups()
-        together = weight_of(self.model, f"{module}.{'down_proj' if part == 'down' else 'gate_up_proj'}")
+        together = super().weight(f"{module}.{'down_proj' if part == 'down' else 'gate_up_proj'}")
         if together is None or together.dim() != 3:
             return None
         own = together[int(number)]
@@ -133,10 +132,10 @@ def _tensor(array: Any) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def _refuse_incomplete(told: dict[str, Any], path: str | PathLike[str]) -> None:
+def _refuse_incomplete(loading_info: dict[str, Any], path: str | PathLike[str]) -> None:
     """The library fills what is missing with random numbers, and goes on."""
-    missing = sorted(told.get("missing_keys") or ())
-    other = sorted(str(one) for one in told.get("mismatched_keys") or ())
+    missing = sorted(loading_info.get("missing_keys") or ())
+    other = sorted(map(str, loading_info.get("mismatched_keys") or ()))
     if missing or other:
         named = ", ".join([*missing, *other][:4])
         raise WeightsError(
@@ -145,48 +144,48 @@ def _refuse_incomplete(told: dict[str, Any], path: str | PathLike[str]) -> None:
         )
 
 
+Seen = tuple[tuple[str, str | int], ...]  # stages, and where at a module each is seen
+GIVEN, MADE = "given", "made"  # what a module takes, or what it returns; a number is a part of that
+LAYER_STAGES: dict[str, Seen] = {
+    "input_layernorm": (("attn_norm", MADE),),
+    "self_attn.o_proj": (("attention", GIVEN), ("attn_out", MADE)),
+    "": (("post_ffn_residual", MADE),),
+}
+NORM_STAGES: Seen = (("post_attn_residual", GIVEN), ("ffn_norm", MADE))
+DENSE_STAGES: dict[str, Seen] = {
+    "mlp.gate_proj": (("ffn_gate", MADE),),
+    "mlp.up_proj": (("ffn_up", MADE),),
+    "mlp.act_fn": (("ffn_silu", MADE),),
+    "mlp.down_proj": (("ffn_swigl", GIVEN), ("ffn_out", MADE)),
+}
+EXPERT_STAGES: dict[str, Seen] = {
+    "mlp.gate": (("moe_router", 1), ("moe_router_indices", 2)),
+    "mlp": (("moe_ffn_out", MADE),),
+}
+
+
 def _watch(engine: TransformersEngine) -> None:
     """Hooks on the library's modules, for every stage that a module takes or returns."""
     body = engine.model.model
 
-    def see(module: nn.Module, stage: str, layer: int, *, taken: bool = False, pick: int | None = None) -> None:
+    def see(module: nn.Module, stage: str, layer: int, which: str | int = MADE) -> None:
         def after(module: nn.Module, given: Any, made: Any) -> None:
-            found = given[0] if taken else made if pick is None else made[pick]
-            engine.taps(stage, layer, _by_token(found))
+            found = given[0] if which == GIVEN else made[which] if isinstance(which, int) else made
+            found = found[0] if isinstance(found, tuple) else found
+            engine.taps(stage, layer, found if found.dim() > 2 else found[None])  # routers may leave the batch out
 
         module.register_forward_hook(after)
 
     see(body.embed_tokens, "embedding", 0)
-    see(body.norm, "final_norm", engine._config.num_hidden_layers)
+    see(body.norm, "final_norm", engine.config.num_hidden_layers)
     for number, layer in enumerate(body.layers):
-        attention = layer.self_attn
-        attention.firstdrift = engine
-        see(layer.input_layernorm, "attn_norm", number)
-        _see_projections(engine, attention, number)
-        see(attention.o_proj, "attention", number, taken=True)
-        see(attention.o_proj, "attn_out", number)
-        norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
-        see(norm, "post_attn_residual", number, taken=True)
-        see(norm, "ffn_norm", number)
-        _see_network(see, layer.mlp, number, engine._config.experts_of(number) is not None)
-        layer.register_forward_hook(
-            lambda module, given, made, number=number: engine.taps(
-                "post_ffn_residual", number, made[0] if isinstance(made, tuple) else made
-            )
-        )
-
-
-def _see_network(see: Callable[..., None], network: Any, layer: int, experts: bool) -> None:
-    if experts:
-        see(network.gate, "moe_router", layer, pick=1)
-        see(network.gate, "moe_router_indices", layer, pick=2)
-        see(network, "moe_ffn_out", layer)
-        return
-    see(network.gate_proj, "ffn_gate", layer)
-    see(network.up_proj, "ffn_up", layer)
-    see(network.act_fn, "ffn_silu", layer)
-    see(network.down_proj, "ffn_swigl", layer, taken=True)
-    see(network.down_proj, "ffn_out", layer)
+        layer.self_attn.firstdrift = engine
+        norm = "pre_feedforward_layernorm" if engine.config.sandwich_norms else "post_attention_layernorm"
+        network = EXPERT_STAGES if engine.config.experts_of(number) else DENSE_STAGES
+        _see_projections(engine, layer.self_attn, number)
+        for path, stages in {**LAYER_STAGES, norm: NORM_STAGES, **network}.items():
+            for stage, which in stages:
+                see(layer.get_submodule(path), stage, number, which)
 
 
 def _see_projections(engine: TransformersEngine, attention: Any, layer: int) -> None:
@@ -212,15 +211,10 @@ def _see_projections(engine: TransformersEngine, attention: Any, layer: int) -> 
         last = getattr(attention, f"{which}_norm", getattr(attention, f"{which}_proj"))
 
         def heads(module: nn.Module, given: Any, made: Tensor, stage: str = f"{which}_pre_rope") -> None:
-            split = made if made.dim() == 4 else made.unflatten(-1, (-1, engine._config.head_dim))
+            split = made if made.dim() == 4 else made.unflatten(-1, (-1, engine.config.head_dim))
             engine.taps(stage, layer, split)
 
         last.register_forward_hook(heads)
-
-
-def _by_token(found: Tensor) -> Tensor:
-    """With the batch in front, which the router of some families leaves out; traces have one text."""
-    return found if found.dim() > 2 else found[None]
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:

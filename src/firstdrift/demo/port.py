@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CaptureError, SelectionError
-from .probes import HERE, PROBES
+from .spotter_files import HERE, PROBES
 
 INCLUDE = HERE.parent / "include"
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2")

@@ -16,7 +16,7 @@ from ..compare.open_trace import load_format, open_trace
 from ..errors import SelectionError
 from .demo_batches import Batch
 from .port import Port, find_bug
-from .probes import HERE, read_probes
+from .spotter_files import HERE, read_probes
 
 RECORDED = HERE / "recorded"
 LAST = 9  # layers, from the second stage's pool on

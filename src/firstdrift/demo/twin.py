@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,13 +24,16 @@ from torch import nn
 
 from ..capture.tracing import trace
 from ..compare.open_trace import open_trace
+from ..core.records import Record
 from ..core.sites import PHASES
+from ..core.traces import Array, Trace
 from ..errors import FirstdriftError, printable
 from ..live.sides import one_thread
+from ..pair.batches import SCALED_PHASES, sample_steps
+from ..pair.pairs import Transform, apply_all
+from ..store.formats import npy_steps
 from .audio import CLASSES, make_batch
-from .dumping import dump
-from .probes import PROBES, read_probes
-from .spotter_weights import Arrays, read_weights, write_weights
+from .spotter_files import PROBES, Arrays, read_probes, read_weights, write_weights
 
 RATE, MOMENTUM = 0.005, 0.9
 ACTIVATIONS = frozenset({"input", "fwd", "lossgrad", "agrad"})
@@ -176,6 +180,40 @@ def main(
         click.echo(f"note: {printable(note)}")
     for loss in losses:
         click.echo(f"mean_loss={loss:.6f}")
+
+
+BATCHED = frozenset({"input", "fwd", "lossgrad", "agrad"})  # of which a sample is a row
+
+
+def dump(trace: Trace, directory: Path, samples: int, *, overwrite: bool) -> None:
+    """Write npy step directories with the names and the units that the port's have."""
+    batch = trace.header["batch"]
+    made = [site for record in trace.lines for site in _as_the_port_has_it(record, samples, batch)]
+    arrays = {line.site: partial(_array, trace, record, steps) for line, record, steps in made}
+    said = {"gradient_of": {"reduction": "sum", "batch": batch}}
+    lines = [line for line, _, _ in made]
+    whole = Trace(trace.path, trace.format, lines, lambda number: trace.path, header=said, special=arrays)
+    npy_steps.write(whole, directory, overwrite=overwrite, advance=lambda nbytes: None)
+
+
+def _as_the_port_has_it(
+    record: Record, samples: int, batch: int
+) -> Iterator[tuple[Record, Record, tuple[Transform, ...]]]:
+    """What the port would dump of a tensor, the tensor, and the way there; of what it does not dump, nothing."""
+    site, shape = record.site, record.shape
+    if record.at is None or shape is None or site.phase == "optim" or site.port.startswith("in."):
+        return
+    scaled = (Transform("scale", factor=float(batch)),) if site.phase in SCALED_PHASES else ()
+    if site.phase not in BATCHED:
+        yield record, record, scaled
+        return
+    for sample in range(min(samples, batch)):
+        line = record._replace(site=site._replace(sample=sample), shape=(1, *shape[1:]))
+        yield line, record, (*sample_steps(sample), *scaled)
+
+
+def _array(trace: Trace, record: Record, steps: tuple[Transform, ...]) -> Array:
+    return apply_all(trace.array(record), steps)
 
 
 if __name__ == "__main__":

@@ -1,106 +1,111 @@
-"""Trainers: from random weights, or from a checkpoint and then from nothing else; with
-as many parameters as there should be, and tokens enough to teach them.
-"""
+"""Trainers: from random weights, or from a checkpoint and then from nothing else; and what that checkpoint is of."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..core.strict_json import Json
-from ..decoder.decoder_config import PRESETS
+from ..decoder.config_json import to_config
+from ..decoder.decoder_config import PRESETS, config_of_checkpoint
 from ..decoder.decoder_settings import DecoderConfig
-from ..decoder.model import Decoder
-from ..errors import FirstdriftError, SelectionError
+from ..decoder.engines import described
+from ..errors import FirstdriftError, FormatError, SelectionError, WeightsError
 from ..kernels.checksums import crc32
 from ..weights.checkpoint import Checkpoint
-from ..weights.loading.architecture import LLAMA_370M_BAND, Architecture, architecture_of, require_decoder
+from ..weights.loading.architecture import Architecture, architecture_of, open_described, require_decoder
 from ..weights.loading.arriving import compare_twins, gather
-from ..weights.loading.destinations import destinations
-from ..weights.loading.failures import LOAD, POPULATE, failure
-from ..weights.loading.load import populate
-from ..weights.loading.plan import make_plan
+from ..weights.loading.failures import ARCHITECTURE, LOAD, POPULATE, failure
+from ..weights.loading.load import opened, populate
 from ..weights.loading.proof import wrong_values
-from ..weights.loading.suggestions import suggested_map
-from ..weights.open_checkpoint import open_checkpoint
-from .data.training_tokenizer import DEFAULT
-from .origins import describe, refuse_another
-from .run_failures import CUDA, UPLOAD
-from .run_settings import Settings
+from .data.training_tokenizer import DEFAULT, EMBEDDED
+from .run_settings import CUDA, UPLOAD, Settings
 from .trainer import Trainer, check_device, empty_decoder, on_device, random_decoder
-
-TOO_FEW, FEW = 10, 20  # tokens a parameter
-SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """How many tokens a run reads, and the estimate of how many parameters there are to teach."""
+class Origin:
+    """A checkpoint to start from, and the decoder that it is of."""
 
-    tokens: int
-    parameters: int
-
-    @property
-    def ratio(self) -> float:
-        """Tokens a parameter."""
-        return self.tokens / self.parameters
-
-    def to_json(self) -> dict[str, Json]:
-        """The two numbers and their ratio."""
-        return {"tokens": self.tokens, "parameters": self.parameters, "ratio": self.ratio}
+    path: Path
+    format: str
+    architecture: Architecture
+    config: DecoderConfig
+    embeds_tokenizer: bool
 
 
-def estimated_parameters(of: DecoderConfig) -> int:
-    """N = V·H + L(4H² + 3H·I) + H: the gate's own estimate, which knows neither grouped heads nor biases."""
-    hidden = of.hidden_size
-    layer = 4 * hidden * hidden + 3 * hidden * of.intermediate_size
-    return of.vocab_size * hidden + of.num_hidden_layers * layer + hidden
+def read_origin(path: str | PathLike[str]) -> Origin:
+    """Open, recognise and describe a checkpoint, in this order; each failure carries its own id."""
+    with open_described(Path(path)) as checkpoint:
+        return describe(checkpoint)
 
 
-def check_budget(of: DecoderConfig, settings: Settings, *, forced: bool) -> tuple[Budget, str | None]:
-    """The budget, and a warning when it is short; too short a one is an error unless it is forced.
-
-    A run of no steps trains nothing, and needs no tokens.
-    """
-    budget = Budget(settings.num_steps * settings.tokens_per_step, estimated_parameters(of))
-    if settings.num_steps <= 0 or budget.ratio >= FEW:
-        return budget, None
-    said = (
-        f"token budget: {settings.num_steps} steps of {settings.tokens_per_step:,} tokens are {budget.tokens:,} for "
-        f"about {budget.parameters:,} parameters, {budget.ratio:.3g} tokens a parameter"
-    )
-    if budget.ratio < TOO_FEW and not forced:
-        raise SelectionError(f"{said}, and less than {TOO_FEW} is refused; train longer, or --force-under-provisioned")
-    return budget, f"{said}; {FEW} are advised"
+def describe(checkpoint: Checkpoint) -> Origin:
+    """What an open checkpoint is of, by its metadata; `verify_init` compares the names of its tensors."""
+    architecture = architecture_of(checkpoint, by_names=False)
+    require_decoder(architecture, checkpoint.path)
+    try:
+        config = config_of_checkpoint(checkpoint, by_names=False)
+    except FirstdriftError as error:
+        architecture_of(checkpoint)  # a name that nothing can be built of may not be that of the tensors either
+        raise error if ARCHITECTURE in str(error) else FormatError(f"{ARCHITECTURE}: {error}") from error
+    embeds = checkpoint.path.is_file() and any(key in checkpoint.metadata for key in EMBEDDED)
+    return Origin(checkpoint.path, checkpoint.format, architecture, config, embeds)
 
 
-def parse_band(text: str | None) -> tuple[int, int] | None:
-    """From how many parameters to how many, as `366M..374M` says it."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)\.\.(\d+(?:\.\d+)?)([KMB]?)", text.strip(), re.ASCII)
-    low, high = (round(float(found[n]) * SUFFIXES[found[n + 1]]) for n in (1, 3)) if found else (1, 0)
-    if low > high:
-        raise SelectionError(f"--parameters {text!r} is no range from a number to a larger one; write it as 366M..374M")
-    return low, high
+def require_same_model(asked: Architecture | DecoderConfig, origin: Origin, what: str) -> None:
+    """An architecture that is given beside a checkpoint has to be the checkpoint's: all that differs is named."""
+    if isinstance(asked, Architecture):
+        mine, its = asked.to_json(), origin.architecture.to_json()
+        if asked.family is not None and origin.architecture.family is not None:
+            mine, its = {**mine, "family": asked.family}, {**its, "family": origin.architecture.family}
+    else:
+        mine, its = to_config(asked), to_config(origin.config)
+    keys = [key for key in dict.fromkeys([*mine, *its]) if not _equal(mine.get(key), its.get(key))]
+    if keys:
+        said = "; ".join(f"{key} {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
+        raise WeightsError(f"{POPULATE}: {what} and {origin.path} are of different models: {said}; give one of the two")
 
 
-def check_band(of: DecoderConfig, band: tuple[int, int]) -> None:
-    """Refuse an architecture with more or fewer parameters than it should have, a tied output layer counted too."""
-    with torch.device("meta"):
-        model = Decoder(of)
-    tied = model.lm_head.weight.numel() if of.tie_word_embeddings else 0
-    count = sum(parameter.numel() for parameter in model.parameters()) + tied
-    if not band[0] <= count <= band[1]:
-        counted = ", the tied output layer counted too" if tied else ""
-        raise SelectionError(
-            f"this model has {count:,} parameters{counted}, and from {band[0]:,} to {band[1]:,} are asked for; give "
-            "another architecture, or another range with --parameters"
-        )
+def _equal(mine: Json, its: Json) -> bool:
+    """Numbers are equal if they are in float32, which is how some formats keep them."""
+    if isinstance(mine, float) and isinstance(its, float):
+        return bool(np.float32(mine) == np.float32(its))
+    return bool(mine == its)
+
+
+def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
+    """Check all that can be known of a checkpoint without memory for the model: values, family, names and shapes, and
+    that what is stored twice is the same. Returns notes about that."""
+    _check_values(checkpoint)
+    architecture_of(checkpoint)  # once more, and now the names of the tensors too
+    _, plan = described(checkpoint, config)
+    notes: tuple[str, ...] = ()
+    for assignment in plan.assignments:
+        if assignment.twins:
+            array = gather(assignment, checkpoint)[0]
+            said, problem = compare_twins(assignment, checkpoint, array, crc32(array))
+            if problem is not None:
+                raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", [problem])
+            notes += said
+    return notes
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    problems = [] if checkpoint.entries else ["it holds no tensors"]
+    for name in checkpoint.entries:
+        try:
+            wrong = wrong_values(checkpoint.array(name))
+        except FirstdriftError as error:
+            wrong = str(error)
+        if wrong is not None:
+            problems.append(f"{name}: {wrong}")
+    if problems:
+        raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", problems)
 
 
 def build_trainer(settings: Settings, config: DecoderConfig, device: str = "cpu") -> Trainer:
@@ -139,13 +144,13 @@ def build_trainer_with_init(
         given, absent = ("init_path", "init_config") if init_config is None else ("init_config", "init_path")
         raise SelectionError(f"{given} is given and {absent} is None; they must both be given or both be None")
     if init_config is None or init_path is None:
-        return build_trainer(settings, config or default_config(), device)
+        return build_trainer(settings, config or PRESETS[DEFAULT], device)
     settings.check()
     if isinstance(init_config, Architecture):
         require_decoder(init_config, "init_config")
-    with open_init(Path(init_path)) as checkpoint:
+    with opened(Path(init_path)) as checkpoint:
         origin = describe(checkpoint)
-        refuse_another(init_config, origin, "init_config")
+        require_same_model(init_config, origin, "init_config")
         built = untied(origin.config) if untie else origin.config
         check_length(settings, built)
         notes = verify_init(checkpoint, built)
@@ -158,61 +163,9 @@ def build_trainer_with_init(
     return trainer
 
 
-def default_config() -> DecoderConfig:
-    """What is built where nothing is said: a preset, whose count of parameters has to be in its own band."""
-    check_band(PRESETS[DEFAULT], LLAMA_370M_BAND)
-    return PRESETS[DEFAULT]
-
-
 def untied(config: DecoderConfig) -> DecoderConfig:
     """The same architecture with an output layer of its own."""
     return replace(config, tie_word_embeddings=False)
-
-
-def verify_init(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
-    """Everything that can be known of a checkpoint without memory for the model: values, family, names and shapes, and
-    that what is stored twice is the same; what is to be said of that."""
-    _check_values(checkpoint)
-    architecture_of(checkpoint)  # once more, and now the names of the tensors too
-    with torch.device("meta"):
-        model = Decoder(config)
-    plan = make_plan(checkpoint, destinations(model), None)
-    if plan.problems:
-        what = f"{checkpoint.path}: does not hold the model that its metadata describes"
-        raise failure(POPULATE, what, plan.problems, suggested_map(plan, checkpoint))
-    notes: tuple[str, ...] = ()
-    for assignment in plan.assignments:
-        if assignment.twins:
-            array = gather(assignment, checkpoint)[0]
-            said, another = compare_twins(assignment, checkpoint, array, crc32(array))
-            if another is not None:
-                raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", [another])
-            notes += said
-    return notes
-
-
-def open_init(path: Path) -> Checkpoint:
-    """The checkpoint to start from; what cannot be opened is a failure to load."""
-    try:
-        return open_checkpoint(path)
-    except FirstdriftError as error:
-        error.args = (f"{LOAD}: {error}",)
-        raise
-
-
-def _check_values(checkpoint: Checkpoint) -> None:
-    problems = []
-    for name in checkpoint.entries:
-        try:
-            wrong = wrong_values(checkpoint.array(name))
-        except FirstdriftError as error:
-            wrong = str(error)
-        if wrong is not None:
-            problems.append(f"{name}: {wrong}")
-    if not checkpoint.entries:
-        problems.append("it holds no tensors")
-    if problems:
-        raise failure(LOAD, f"{checkpoint.path}: its tensors cannot be loaded", problems)
 
 
 def check_length(settings: Settings, config: DecoderConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from ..core.strict_json import Json
 from ..weights.loading.architecture import QWEN2_0_5B
 from .data.windows import Windows
-from .run_failures import GAP, LOSS, SCRATCH, TrainingError
+from .run_settings import GAP, LOSS, SCRATCH, TrainingError
 from .trainer import Trainer
 
 # The contract's figures, in nats: a trained model's loss, how far random weights may be below guessing, and the gap at

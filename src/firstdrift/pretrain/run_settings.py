@@ -1,6 +1,4 @@
-"""Everything that decides what a training run computes, validated once: its numbers, and the learning rate over the
-steps.
-"""
+"""What decides what a training run computes, checked once: its settings and learning rate; and how a run fails."""
 
 from __future__ import annotations
 
@@ -9,15 +7,34 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from ..core.strict_json import Json
-from ..errors import FormatError, SelectionError
+from ..errors import FirstdriftError, FormatError, SelectionError
+from ..weights.loading.failures import LOAD
+
+
+class TrainingError(FirstdriftError, RuntimeError):
+    """A run that was started as asked has failed a check of its own: weak weights, a loss that is not finite."""
+
+
+VOCABULARY = "GATE-ARCH-370M-011"  # the tokenizer and the model's embedding
+STRICT = "INV-ARCH-370M-006"  # exactly as many entries
+RELAXED = "INV-ARCH-370M-006-RELAXED"  # no more entries than rows
+CUDA = "GATE-GPUTRAIN-002"  # CUDA was asked for, and there is none
+UPLOAD = "FALSIFY-APR-PRETRAIN-INIT-CUDA-001"  # the given weights are not on the device that was asked for
+# What the contract wants of step 0 it has under the id that its program gives to failed loads; these tell them apart.
+GAP = f"{LOAD}-GAP"  # the given weights are hardly better than random ones
+LOSS = f"{LOAD}-LOSS"  # the given weights are no trained language model's
+SCRATCH = f"{LOAD}-SCRATCH"  # random weights know more than random weights can
 
 # What a mode means where nothing else is said: the peak of the learning rate, steps up to it, the loss aimed at.
 MODES: Mapping[str, Mapping[str, Json]] = {
     "finetune": {"lr": 5e-5, "warmup": 100, "val_loss_target": 2.2},
     "from-scratch": {"lr": 3e-4, "warmup": 1000, "val_loss_target": 3.0},
 }
-DTYPES = ("f32", "bf16")
-FORMATS = ("safetensors", "apr")
+CHOICES = {"mode": tuple(MODES), "dtype": ("f32", "bf16"), "format": ("safetensors", "apr")}
+LEAST = {
+    "num_steps": 0, "eval_every": 0, "checkpoint_every": 0, "warmup": 0, "patience": 0, "min_epochs": 0, "batch": 1,
+    "accumulate": 1, "seq_length": 2, "seed": 0,
+}  # fmt: skip
 LARGEST_SEED = 2**63 - 1
 
 
@@ -88,20 +105,31 @@ class Settings:
 
     def check(self) -> None:
         """Refuse what no run can have: the target and the numbers of steps first, as the order of checks has it."""
-        _above("val_loss_target", self.val_loss_target)
-        _whole("num_steps", self.num_steps, 0)
-        for name in ("eval_every", "checkpoint_every", "warmup", "patience", "min_epochs"):
-            _whole(name, getattr(self, name), 0)
-        for name, least in (("batch", 1), ("accumulate", 1), ("seq_length", 2)):
-            _whole(name, getattr(self, name), least)
-        _above("lr", self.lr)
-        _above("clip", self.clip)
-        _above("weight_decay", self.weight_decay, or_equal=True)
-        _whole("seed", self.seed, 0, LARGEST_SEED)
-        for name, choices in (("mode", tuple(MODES)), ("dtype", DTYPES), ("format", FORMATS)):
+        _check_positive("val_loss_target", self.val_loss_target)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least or (name == "seed" and value > LARGEST_SEED):
+                upto = f" to {LARGEST_SEED}" if name == "seed" else ""
+                raise SelectionError(f"{option(name)} {value!r} is not a whole number from {least}{upto}; give one")
+        _check_positive("lr", self.lr)
+        _check_positive("clip", self.clip)
+        _check_positive("weight_decay", self.weight_decay, or_zero=True)
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                said = f"{_option(name)} {getattr(self, name)!r}"
+                said = f"{option(name)} {getattr(self, name)!r}"
                 raise SelectionError(f"{said} is not one of {', '.join(choices)}; choose one of these")
+
+
+def option(name: str) -> str:
+    """A setting as the command line has it."""
+    return "--" + name.replace("_", "-")
+
+
+def _check_positive(name: str, value: Json, *, or_zero: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not or_zero):
+        kind = "a number of 0 or more" if or_zero else "a number above 0"
+        raise SelectionError(f"{option(name)} {value!r} is not {kind}; give one")
 
 
 def parse_steps(text: str | None) -> tuple[int, ...]:
@@ -112,23 +140,6 @@ def parse_steps(text: str | None) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise SelectionError(f"--trace-steps {text!r} is not a list of steps; write them as 0,100")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def _above(name: str, value: Json, *, or_equal: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not or_equal):
-        kind = "a number of 0 or more" if or_equal else "a number above 0"
-        raise SelectionError(f"{_option(name)} {value!r} is not {kind}; give one")
-
-
-def _whole(name: str, value: Json, least: int, most: int | None = None) -> None:
-    if type(value) is not int or value < least or (most is not None and value > most):
-        upto = "" if most is None else f" to {most}"
-        raise SelectionError(f"{_option(name)} {value!r} is not a whole number from {least}{upto}; give one")
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def learning_rate(settings: Settings, step: int) -> float:

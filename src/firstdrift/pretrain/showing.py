@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core.strict_json import Json
-from ..decoder.config_json import FAMILIES
 from .run_record import ENDINGS, LOG, Record, read_log, read_record
 
 SCHEMA = "firstdrift-run-v1"
@@ -14,15 +13,17 @@ EVALUATIONS_SHOWN = 12
 
 def run_json(run: Path) -> dict[str, Json]:
     """Everything that is known of a run."""
-    record, events = read_record(run), _events(run)
+    record, events = read_record(run), read_log(run / LOG) if (run / LOG).is_file() else []
     ended = next((event for event in reversed(events) if event["event"] in ENDINGS), None)
     return {
         "schema": SCHEMA,
         "path": str(run),
-        **{key: item for key, item in record.to_json().items() if key not in ("format", "version")},
+        **record.to_json(),
         "state": _state(ended),
         "steps_done": 1 + max((event["step"] for event in events if event["event"] == "step"), default=-1),
-        "evaluations": [_without_event(event) for event in events if event["event"] == "eval"],
+        "evaluations": [
+            {key: item for key, item in event.items() if key != "event"} for event in events if event["event"] == "eval"
+        ],
         "checkpoints": _names(run / "checkpoints"),
         "traces": _names(run / "traces"),
         "end": ended,
@@ -38,7 +39,7 @@ def run_text(run: Path) -> str:
     steps = f"{settings.batch} x {settings.accumulate} sequences of {settings.seq_length} tokens, {settings.mode}"
     rate = f"lr {settings.lr:g}, warmup {settings.warmup}, {settings.dtype} on {record.device}, seed {settings.seed}"
     lines = [
-        f"{run}: {record.stamp.name}, {said['state']}, {said['steps_done']} of {settings.num_steps} steps",
+        f"{run}: {record.stamp['name']}, {said['state']}, {said['steps_done']} of {settings.num_steps} steps",
         f"  model: {_model(record)}",
         f"  data: {_near(data['path'])}, {data['tokens']:,} tokens, {windows}",
         f"  steps: {steps}, {rate}",
@@ -64,7 +65,7 @@ def _state(ended: dict[str, Json] | None) -> str:
 def _model(record: Record) -> str:
     config = record.config
     return (
-        f"{FAMILIES[config.family].architecture}, {config.num_hidden_layers} layers, {config.hidden_size} wide, "
+        f"{record.stamp['architecture']}, {config.num_hidden_layers} layers, {config.hidden_size} wide, "
         f"{config.num_attention_heads} heads of {config.head_dim}, vocabulary {config.vocab_size:,}"
     )
 
@@ -82,7 +83,7 @@ def _init(record: Record) -> str:
 def _losses(evaluations: list[dict[str, Json]]) -> str:
     left_out = len(evaluations) - EVALUATIONS_SHOWN
     kept = evaluations if left_out <= 0 else [evaluations[0], *evaluations[1 - EVALUATIONS_SHOWN :]]
-    parts = [f"{one['val_loss']:.2f} at {one['step']}" for one in kept]
+    parts = [f"{event['val_loss']:.2f} at {event['step']}" for event in kept]
     return ", ".join(parts if left_out <= 0 else [parts[0], "...", *parts[1:]])
 
 
@@ -90,14 +91,6 @@ def _near(path: str) -> str:
     """A path as it is seen from here, if it lies here."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
-def _without_event(event: dict[str, Json]) -> dict[str, Json]:
-    return {key: item for key, item in event.items() if key != "event"}
-
-
-def _events(run: Path) -> list[dict[str, Json]]:
-    return read_log(run / LOG) if (run / LOG).is_file() else []
 
 
 def _names(directory: Path) -> list[str]:

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from ..decoder.decoder_settings import DecoderConfig
 from ..decoder.model import Decoder, initialise
 from ..errors import SelectionError, WeightsError
 from ..weights.loading.arriving import held_crc32
 from .data.windows import Windows, batch_at
-from .optimizing import make_optimizer
-from .run_failures import CUDA, TrainingError
-from .run_settings import Settings, learning_rate
+from .run_settings import CUDA, Settings, TrainingError, learning_rate
 
 Rows = NDArray[np.int64]  # windows of tokens
+BETAS, EPS = (0.9, 0.999), 1e-8
+REMEMBERED = ("step", "exp_avg", "exp_avg_sq")  # by the optimizer, of a parameter
 
 
 class NotFiniteError(TrainingError):
@@ -32,7 +33,6 @@ class NotFiniteError(TrainingError):
             f"step {step}: the {what} is {value}, so that the run stops with the weights from before it; lower --lr, "
             "or record the step with --trace-nonfinite"
         )
-        self.step = step
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Trainer:
         self.notes = notes
         self.optimizer = make_optimizer(self.model, settings)
         self.step = 0
-        self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        self._parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def train_step(self, batches: Iterable[Rows]) -> Step:
         """One update from the mean of the batches' losses; raises NotFiniteError with nothing changed."""
@@ -102,6 +102,11 @@ class Trainer:
             batch_at(windows, self.settings.seed, number * size, size)
             for number in range(first, first + self.settings.accumulate)
         ]
+
+    @property
+    def position(self) -> int:
+        """How many windows of the training order were read."""
+        return self.step * self.settings.accumulate * self.settings.batch
 
     def evaluate(self, windows: Windows) -> float:
         """The mean loss of the windows that are held out, each weighing the same."""
@@ -187,3 +192,27 @@ def check_device(trainer: Trainer, identifier: str, checksums: Mapping[str, int]
                 f"{identifier}: {name} has other numbers on {trainer.device} than were loaded, checksum "
                 f"{held_crc32(parameter):08x} and not {wanted:08x}; the device or its driver is broken"
             )
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """A fresh AdamW, as language models are trained with: matrices decay, norms and biases do not."""
+    parameters = list(model.parameters())
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    spared = [parameter for parameter in parameters if parameter.ndim < 2]  # norms and biases are vectors
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=learning_rate(settings, 0), betas=BETAS, eps=EPS
+    )
+
+
+def state_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What an optimizer remembers, as `PARAMETER.exp_avg` and so on; empty before its first step."""
+    return {
+        f"{name}.{key}": optimizer.state[parameter][key]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for key in REMEMBERED
+    }

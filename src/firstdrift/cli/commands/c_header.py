@@ -6,14 +6,12 @@ from pathlib import Path
 
 import click
 
-from ..options import debug_option, json_option, print_json
+from ..options import Command, print_json
 
 SCHEMA = "firstdrift-c-header-v1"
 
 
-@click.command("c-header", short_help="Print firstdrift.h, to record from C and C++.")
-@json_option
-@debug_option
+@click.command("c-header", cls=Command, short_help="Print firstdrift.h, to record from C and C++.")
 def command(as_json: bool) -> None:
     """Print firstdrift.h, which records traces from C and C++.
 

@@ -7,21 +7,20 @@ from typing import Any
 
 import click
 
+from ...errors import CaptureError
 from ..factories import call
-from ..options import counted, debug_option, json_option, print_json, say
+from ..options import Command, counted, finish
 
 GIVEN = ("model", "inputs", "loss_fn", "target", "optimizer")
 
 
-@click.command("calibrate", short_help="Record a reference with its own noise.")
+@click.command("calibrate", cls=Command, short_help="Record a reference with its own noise.")
 @click.argument("place", metavar="FUNCTION")
 @click.argument("out", metavar="OUT")
 @click.option("--runs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs with perturbed inputs.")
 @click.option("--train", is_flag=True, help="Use training mode.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed before every run.")
 @click.option("--force", is_flag=True, help="Replace OUT.")
-@json_option
-@debug_option
 def command(place: str, out: str, runs: int, train: bool, seed: int | None, force: bool, as_json: bool) -> None:
     """Record a reference trace, and how far its own rounding noise reaches.
 
@@ -42,17 +41,11 @@ def command(place: str, out: str, runs: int, train: bool, seed: int | None, forc
             given.pop("model"), given.pop("inputs"), out, train=train, runs=runs, seed=seed, overwrite=force,
             advance=advance, **given,
         )  # fmt: skip
-    if as_json:
-        print_json(found.to_json())
-    else:
-        say(str(found))
-    click.get_current_context().exit(found.exit_code)
+    finish(found, lambda: str(found), as_json=as_json)
 
 
 def _given(returned: Any, place: str) -> dict[str, Any]:
     """What a function returned, by name."""
-    from ...errors import CaptureError
-
     if isinstance(returned, tuple) and len(returned) == 2:
         return {"model": returned[0], "inputs": returned[1]}
     if isinstance(returned, Mapping) and {"model", "inputs"} <= returned.keys() <= set(GIVEN):

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...errors import printable
-from ..options import debug_option, json_option, print_json
+from ...core.strict_json import plain
+from ...errors import storage
+from ..options import Command, counted, print_json
 from ..options import say as echo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from ...demo.demo_batches import Batch, Distance, Settings
 
-    from ...demo.compounding import Distance
-    from ...demo.demo_batches import Batch, Settings
+    Say = Callable[[str], None]
 
 SCHEMA = "firstdrift-demo-v1"
 SHOWN_STEPS = 10  # lines of the table of steps, about
 REPORT_LINES = 3
 QUESTION = "Why do gradients of the first LayerNorm differ from batch to batch?"
+HEADING = "\nbatch  clips     grad ln1  flips  verdict"
 
 
-@click.command("demo", short_help="Compare a real C port with its PyTorch original.")
+@click.command("demo", cls=Command, short_help="Compare a real C port with its PyTorch original.")
 @click.option("--bug", default="none", show_default=True, metavar="NAME", help="Plant a bug; `list` names them.")
 @click.option("--batches", type=click.IntRange(1), default=10, show_default=True, metavar="N", help="Batches to run.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, metavar="N", help="Clips in a batch.")
@@ -35,8 +36,6 @@ QUESTION = "Why do gradients of the first LayerNorm differ from batch to batch?"
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Random seed.")
 @click.option("--out", default="demo-traces", show_default=True, metavar="DIR", help="Directory for traces.")
 @click.option("--force", is_flag=True, help="Use DIR even if it holds other files.")
-@json_option
-@debug_option
 def command(bug: str, batches: int, batch: int, steps: int, seed: int, out: str, force: bool, as_json: bool) -> None:
     """Train a small network for one step in C and in PyTorch, and compare the two.
 
@@ -54,12 +53,13 @@ def command(bug: str, batches: int, batch: int, steps: int, seed: int, out: str,
     from ...demo.port import Port, find_bug, known_bugs
 
     if bug == "list":
-        for one in known_bugs().values():
-            echo(f"{one.name:<20} {one.what}")
+        for known in known_bugs().values():
+            echo(f"{known.name:<20} {known.what}")
         return
-    chosen, say = find_bug(bug), _quiet if as_json else echo
+    chosen = find_bug(bug)
+    say: Say = (lambda line: None) if as_json else echo
     if (why := _cannot_run()) is not None:
-        _end(_recorded(bug, steps, why, say), None, bug, None, as_json, why)
+        _end([_recorded(bug, steps, why, say)], None, bug, None, as_json, why)
     directory = Path(out)
     prepare(directory, force=force)
     port = Port.build(directory)
@@ -72,10 +72,6 @@ def command(bug: str, batches: int, batch: int, steps: int, seed: int, out: str,
     _end(found, distances, bug, directory, as_json, None)
 
 
-def _quiet(line: str) -> None:
-    """Say nothing."""
-
-
 def _cannot_run() -> str | None:
     """Why both sides cannot be run here, in a sentence."""
     from ...demo.port import NO_COMPILER, find_compiler
@@ -85,35 +81,32 @@ def _cannot_run() -> str | None:
     return NO_COMPILER if find_compiler() is None else None
 
 
-def _recorded(bug: str, steps: int, why: str, say: Callable[[str], None]) -> list[Batch]:
+def _recorded(bug: str, steps: int, why: str, say: Say) -> Batch:
     from ...demo.recorded_clip import recorded_batch
 
     echo(f"firstdrift: {why}; until then, recorded traces of one clip are compared", err=True)
     if steps > 1:
         echo("firstdrift: further steps were not recorded; --steps is left out", err=True)
-    found = [recorded_batch(bug)]
-    _heading(say)
-    _line(found[0], say)
+    found = recorded_batch(bug)
+    say(HEADING)
+    say(_line(found))
     return found
 
 
-def _batches(settings: Settings, say: Callable[[str], None]) -> list[Batch]:
+def _batches(settings: Settings, say: Say) -> list[Batch]:
     from ...demo.demo_batches import run_batches
 
     found: list[Batch] = []
-    _heading(say)
-    with _bar(len(settings.starts()), say) as tell:
+    say(HEADING)
+    with counted("batches", len(settings.starts())) as advance:
         for batch in run_batches(settings):
             found.append(batch)
-            _line(batch, tell)
+            say(_line(batch))
+            advance(1)
     return found
 
 
-def _heading(say: Callable[[str], None]) -> None:
-    say("\nbatch  clips     grad ln1  flips  verdict")
-
-
-def _line(batch: Batch, say: Callable[[str], None]) -> None:
+def _line(batch: Batch) -> str:
     clips = f"{batch.start}-{batch.start + batch.clips - 1}"
     error = "" if batch.norm_error is None else f"{batch.norm_error:.1e}"
     first = batch.result.first_drift
@@ -121,12 +114,11 @@ def _line(batch: Batch, say: Callable[[str], None]) -> None:
     if first is not None:
         sample = "" if first.sample is None else f" (sample {first.sample})"
         found = f"drift: {first.phase} {first.name}{sample}, by {first.introduced_by}"
-    say(f"{batch.number:5}  {clips:<9} {error:>8}  {batch.flips:5}  {found}")
+    return f"{batch.number:5}  {clips:<9} {error:>8}  {batch.flips:5}  {found}"
 
 
-def _steps(settings: Settings, steps: int, say: Callable[[str], None]) -> list[Distance]:
-    from ...demo.compounding import conclusion
-    from ...demo.demo_batches import run_steps
+def _steps(settings: Settings, steps: int, say: Say) -> list[Distance]:
+    from ...demo.demo_batches import conclusion, run_steps
 
     found = run_steps(settings, steps)
     say("\nThe weights after each step over batch 0, and how far they are from a float64 run:")
@@ -135,7 +127,7 @@ def _steps(settings: Settings, steps: int, say: Callable[[str], None]) -> list[D
     for row in found:
         if row.step in shown:
             say(f"{row.step:5}  {row.port:.2e}  {row.torch:.2e}  {row.ratio:5.2f}  {row.port / (row.moved or 1):.1e}")
-    say(_wrapped(conclusion(found)))
+    say(textwrap.fill(conclusion(found), 80))
     return found
 
 
@@ -148,12 +140,16 @@ def _end(
     from ...report import render
 
     shown = next((batch for batch in found if batch.matters), found[0])
-    said = _json(found, shown, distances, bug, why)
+    codes = {batch.result.exit_code for batch in found}
+    code = 1 if 1 in codes else max(codes)
+    said = plain(
+        {
+            "schema": SCHEMA, "bug": bug, "recorded": why, "exit_code": code, "answer": answer(found),
+            "batches": [_batch_json(batch) for batch in found], "shown": shown.number,
+            "report": shown.result.to_json(), "steps": None if distances is None else _steps_json(distances),
+        }
+    )  # fmt: skip
     if directory is not None:
-        import json
-
-        from ...errors import storage
-
         with storage(directory, "write the demo's result", "free some space"):
             (directory / "demo.json").write_text(json.dumps(said, indent=1, allow_nan=False) + "\n")
     if as_json:
@@ -161,68 +157,22 @@ def _end(
     else:
         echo(f"\n$ firstdrift diff {shown.reference} {shown.candidate}\n")
         echo(render(shown.result, limit=REPORT_LINES))
-        if not any(batch.result.exit_code for batch in found):
-            echo(f"\n{QUESTION}\n{_wrapped(answer(found))}")
-    click.get_current_context().exit(_exit_code(found))
+        if not code:
+            echo(f"\n{QUESTION}\n{textwrap.fill(answer(found), 80)}")
+    click.get_current_context().exit(code)
 
 
-def _exit_code(found: Sequence[Batch]) -> int:
-    codes = {batch.result.exit_code for batch in found}
-    return next((code for code in (1, 2) if code in codes), 0)
+def _batch_json(batch: Batch) -> dict[str, Any]:
+    result = batch.result
+    return {
+        "batch": batch.number, "start": batch.start, "clips": batch.clips, "verdict": str(result.verdict),
+        "sentence": result.sentence, "exit_code": result.exit_code, "flips": batch.flips,
+        "norm_error": batch.norm_error,
+    }  # fmt: skip
 
 
-def _json(
-    found: Sequence[Batch], shown: Batch, distances: Sequence[Distance] | None, bug: str, why: str | None
-) -> dict[str, Any]:
-    from ...core.strict_json import plain
-    from ...demo.compounding import conclusion
-    from ...demo.demo_batches import answer
+def _steps_json(found: Sequence[Distance]) -> dict[str, Any]:
+    from ...demo.demo_batches import conclusion
 
-    rows = [
-        {
-            "batch": batch.number, "start": batch.start, "clips": batch.clips, "verdict": str(batch.result.verdict),
-            "sentence": batch.result.sentence, "exit_code": batch.result.exit_code, "flips": batch.flips,
-            "norm_error": batch.norm_error,
-        }
-        for batch in found
-    ]  # fmt: skip
-    steps = None
-    if distances is not None:
-        keys = ("step", "port", "torch", "ratio", "moved")
-        steps = {"sentence": conclusion(distances), "rows": [{k: getattr(row, k) for k in keys} for row in distances]}
-    return plain(  # type: ignore[no-any-return]
-        {
-            "schema": SCHEMA, "bug": bug, "recorded": why, "exit_code": _exit_code(found), "answer": answer(found),
-            "batches": rows, "shown": shown.number, "report": shown.result.to_json(), "steps": steps,
-        }
-    )  # fmt: skip
-
-
-@contextmanager
-def _bar(total: int, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """What says the line of a batch, above a progress bar on a terminal."""
-    if not sys.stderr.isatty():
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    shared = sys.stdout.isatty()  # bar and lines must then go through one console
-    console = Console(stderr=not shared)
-    with Progress(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task("batches", total=total)
-
-        def tell(line: str) -> None:
-            if shared and say is not _quiet:
-                console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-            else:
-                say(line)
-            bar.advance(task)
-
-        yield tell
-
-
-def _wrapped(sentence: str) -> str:
-    import textwrap
-
-    return textwrap.fill(sentence, 80)
+    keys = ("step", "port", "torch", "ratio", "moved")
+    return {"sentence": conclusion(found), "rows": [{key: getattr(row, key) for key in keys} for row in found]}

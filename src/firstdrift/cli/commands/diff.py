@@ -8,16 +8,12 @@ import os
 import sys
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ...errors import SelectionError, storage
-from ..options import debug_option, json_option, only_option, order_option, phase_option, print_json, progress, say
-
-if TYPE_CHECKING:
-    from ...judge.measure.result import Result
-
+from ..options import Command, comparing_options, new_map, print_json, progress, say, write_map_file
 
 TRACE, STAGE, CHECKPOINT = "a trace", "an APRT stage file", "a checkpoint"
 
@@ -32,8 +28,11 @@ def subject_of(reference: str, candidate: str, *, values: bool) -> str:
         return CHECKPOINT
     if values:
         return _with_values((reference, candidate), kinds)
-    for path, other, kind in zip((reference, candidate), (candidate, reference), kinds, strict=True):
-        if kind is CHECKPOINT and not _is_read_as_a_trace(Path(path)):
+    if CHECKPOINT in kinds:
+        from ...store.formats.safetensors_trace import recognise
+
+        path, other = (reference, candidate) if kinds[0] is CHECKPOINT else (candidate, reference)
+        if not recognise(Path(path)):
             raise SelectionError(
                 f"{path}: is a checkpoint, and {other} is not; give two checkpoints, or make it one that is read "
                 f"beside a trace by firstdrift weights convert {path} FILE.safetensors"
@@ -66,15 +65,8 @@ def _with_values(paths: tuple[str, str], kinds: tuple[str, str]) -> str:
     raise SelectionError(f"{said}; give two stage files, or two checkpoints")
 
 
-def _is_read_as_a_trace(path: Path) -> bool:
-    from ...store.formats.safetensors_trace import recognise
-
-    return recognise(path)
-
-
 WITHOUT_SITES = frozenset({"reference", "candidate", "values", "limit", "quiet", "as_json"})
 REF_IS = {STAGE: "--values compares two stage files", CHECKPOINT: "two checkpoints are compared as weights"}
-REDUCTIONS = click.Choice(["mean", "sum"])
 
 
 def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -83,15 +75,11 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
     return value
 
 
-@click.command("diff", short_help="Find the first tensor where two traces differ.")
+@click.command("diff", cls=Command, short_help="Find the first tensor where two traces differ.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
-@click.option("--map", "map_file", metavar="FILE", help="Map of REF's names to CAND's (YAML).")
+@comparing_options
 @click.option("--write-map", metavar="FILE", help="Write the matches found as a map, for editing.")
-@only_option
-@phase_option
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that CAND may lack (repeatable).")
 @click.option("--allow-nan", multiple=True, metavar="GLOB", help="Names that may hold NaN (repeatable).")
 @click.option("--truth", metavar="TRACE", help="Float64 run of the same model, as arbiter.")
 @click.option("--verify", is_flag=True, help="Compare checksums first.")
@@ -100,17 +88,11 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
     "--abs-floor", type=click.FloatRange(min=0), callback=_finite, default=1e-4, show_default=True,
     help="With --rule jump: smaller differences pass.",
 )  # fmt: skip
-@click.option("--reference-reduction", type=REDUCTIONS, help="Loss reduction in REF, if not recorded.")
-@click.option("--candidate-reduction", type=REDUCTIONS, help="The same for CAND.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, if not recorded.")
-@order_option
 @click.option("--ranked", is_flag=True, help="Sort by introduced error.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of the table (100) or values (10).")
 @click.option("--no-cause", is_flag=True, help="Do not search for the cause.")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
 @click.option("--values", is_flag=True, help="Compare two APRT stage files (or checkpoints) value by value.")
-@json_option
-@debug_option
 def command(
     reference: str, candidate: str, map_file: str | None, write_map: str | None,
     ranked: bool, limit: int | None, quiet: bool, values: bool, as_json: bool, phase: tuple[str, ...], no_cause: bool,
@@ -137,41 +119,33 @@ def command(
     if options["rule"] != "jump" and _given(ctx, "abs_floor"):
         raise click.UsageError("--abs-floor belongs to --rule jump; add that, or drop it")
     options |= {"phases": phase, "map": map_file, "explain": not no_cause}
-    if write_map is not None:
-        _write_map(reference, candidate, Path(write_map), options)
-    result = _compare(reference, candidate, options)
+    if (target := new_map(write_map)) is not None:
+        _write_map(reference, candidate, target, options)
+    from ...compare.comparison import diff
+
+    with progress("comparing", _bytes_on_disk(reference, candidate)) as advance:
+        result = diff(reference, candidate, advance=advance, **options)
     if as_json:
         print_json(result.to_json())
     else:
         from ...report import render
 
-        say(render(result, ranked=ranked, quiet=quiet, limit=limit, colour=_colour()), colour=_colour())
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        say(render(result, ranked=ranked, quiet=quiet, limit=limit, colour=colour), colour=colour)
     ctx.exit(result.exit_code)
 
 
-def _compare(reference: str, candidate: str, options: dict[str, Any]) -> Result:
-    from ...compare.comparison import diff
-
-    with progress("comparing", _bytes_on_disk(reference, candidate)) as advance:
-        return diff(reference, candidate, advance=advance, **options)
-
-
 def _write_map(reference: str, candidate: str, target: Path, options: dict[str, Any]) -> None:
-    """Export the alignment. What is at the path already may have been edited by hand, so that it is kept."""
+    """Export the alignment."""
     from ...compare.comparison import align_traces
-    from ...core.atomic import replacing
-    from ...errors import TraceExistsError, storage
     from ...pair.mapping import read_map, write_map
 
-    if target.exists():
-        raise TraceExistsError(f"{target}: exists, and may have been edited; choose another path for --write-map")
     aligning = ("map", "only", "phases", "ignore", "reference_reduction", "candidate_reduction", "batch", "order")
     mapping = None if options["map"] is None else read_map(Path(options["map"]))
     asked = {key: options[key] for key in aligning} | {"map": mapping}
     alignment = align_traces(reference, candidate, **asked).alignment
-    with storage(target, "write the map", "choose a path that you may write"), replacing(target) as file:
-        file.write(write_map(alignment, mapping).encode())
-    say(f"{target}: map of {len(alignment.pairs)} pairs written; edit it and pass it by --map", err=True)
+    said = f"map of {len(alignment.pairs)} pairs written; edit it and pass it by --map"
+    write_map_file(target, write_map(alignment, mapping), said)
 
 
 def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:
@@ -188,7 +162,7 @@ def _diff_values(reference: str, candidate: str, limit: int | None, *, quiet: bo
 
 
 def _diff_checkpoints(reference: str, candidate: str, limit: int | None, *, quiet: bool, as_json: bool) -> int:
-    from .weights_verify import SHOWN, compare_checkpoints
+    from .weights import SHOWN, compare_checkpoints
 
     most = SHOWN if limit is None else limit
     return compare_checkpoints(reference, candidate, as_json=as_json, limit=most, quiet=quiet).exit_code
@@ -211,7 +185,3 @@ def _bytes_on_disk(*paths: str) -> int:
         return 0
     files = (file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("*")))
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

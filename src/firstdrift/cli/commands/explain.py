@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..options import debug_option, json_option, print_json, say
+from ...core.sites import shown
+from ...errors import SelectionError
+from ..options import Command, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
 SCHEMA = "firstdrift-explain-v1"
 
 
-@click.command("explain", short_help="Explain a cause and how to confirm it.")
+@click.command("explain", cls=Command, short_help="Explain a cause and how to confirm it.")
 @click.argument("label", required=False)
-@json_option
-@debug_option
 def command(label: str | None, as_json: bool) -> None:
     """Explain the cause LABEL: how it is recognised, how to confirm it, where it has happened.
 
@@ -29,42 +29,30 @@ def command(label: str | None, as_json: bool) -> None:
     \b
     firstdrift explain gqa-order
     """
-    from ...errors import SelectionError
-    from ...explain.labels import LABELS
+    from ...explain.labels import LABELS, nearest
 
     if label is None:
         if as_json:
-            print_json({"schema": SCHEMA, "labels": [_json(name, one) for name, one in LABELS.items()]})
+            print_json({"schema": SCHEMA, "labels": [_json(name, found) for name, found in LABELS.items()]})
         else:
             _print(_listing())
     elif label not in LABELS:
-        raise SelectionError(_unknown(label))
+        near = nearest(label)
+        hint = f"near it: {', '.join(near)}" if near else "`firstdrift explain` lists all"
+        raise SelectionError(f"no cause is called {shown(label)!r}; {hint}")
     elif as_json:
         print_json({"schema": SCHEMA, **_json(label, LABELS[label])})
     else:
         _print(_page(label, LABELS[label]))
 
 
-def _unknown(label: str) -> str:
-    from ...core.sites import shown
-    from ...explain.labels import nearest
-
-    near = nearest(label)
-    hint = f"near it: {', '.join(near)}" if near else "`firstdrift explain` lists all"
-    return f"no cause is called {shown(label)!r}; {hint}"
-
-
 def _json(name: str, label: Label) -> dict[str, Json]:
     from ...explain.labels import link
 
     return {
-        "label": name,
-        "meaning": label.meaning,
-        "recognised": label.recognised,
-        "confirm": label.confirm,
-        "cases": [{"case": case, "link": link(case)} for case in label.cases],
-        "specificity": label.specificity,
-    }
+        "label": name, "meaning": label.meaning, "recognised": label.recognised, "confirm": label.confirm,
+        "cases": [{"case": case, "link": link(case)} for case in label.cases], "specificity": label.specificity,
+    }  # fmt: skip
 
 
 def _listing() -> RenderableType:

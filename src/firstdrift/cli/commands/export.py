@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ...core.sites import shown
-from ..options import (
-    debug_option,
-    json_option,
-    only_option,
-    order_option,
-    phase_option,
-    print_json,
-    progress,
-    say,
-    sites,
-    sizes,
-)
+from ...errors import SelectionError, TraceExistsError
+from ..options import Command, order_option, print_json, progress, say, selecting_options, sites, sizes
 
 if TYPE_CHECKING:
     from ...core.strict_json import Json
@@ -30,17 +20,14 @@ SUFFIXES = {".npz": "npz", ".safetensors": "safetensors"}
 SCHEMA = "firstdrift-export-v1"
 
 
-@click.command("export", short_help="Write a trace in another format.")
+@click.command("export", cls=Command, short_help="Write a trace in another format.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("out", metavar="OUT")
-@click.option("--format", "format", help="trace, aprt, npy, npz or safetensors; default by suffix.")
+@click.option("--format", help="trace, aprt, npy, npz or safetensors; default by suffix.")
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--inputs-of", metavar="NAME", help="Only the inputs, weights and outputs of one module.")
-@only_option
-@phase_option
+@selecting_options
 @order_option
-@json_option
-@debug_option
 def command(
     trace: str, out: str, format: str | None, force: bool, inputs_of: str | None, only: tuple[str, ...],
     phase: tuple[str, ...], order: str | None, as_json: bool,
@@ -57,7 +44,6 @@ def command(
     if inputs_of is not None and (only or phase):
         raise click.UsageError("--inputs-of says itself what is written; drop --only and --phase")
     from ...compare.open_trace import load_format, open_trace
-    from ...errors import SelectionError, TraceExistsError
     from ...store.reader import verify as compare_checksums
 
     target = Path(out)
@@ -81,27 +67,12 @@ def command(
         changed = load_format(name).write(opened, target, overwrite=force, advance=advance)
     notes = [*(f"the source is not complete: {problem}" for problem in opened.problems), *opened.notes, *changed]
     if as_json:
-        print_json(
-            {
-                "schema": SCHEMA,
-                "path": out,
-                "format": name,
-                "sites": len(opened),
-                "bytes": opened.nbytes,
-                "notes": notes,
-                **said,
-            }
-        )
+        about = {"path": out, "format": name, "sites": len(opened), "bytes": opened.nbytes, "notes": notes}
+        print_json({"schema": SCHEMA, **about, **said})
     else:
-        say(
-            "\n".join(
-                [
-                    f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}",
-                    *(f"  {role}: {', '.join(map(shown, keys))}" for role, keys in said.items()),
-                    *(f"  {shown(n)}" for n in notes),
-                ]
-            )
-        )
+        lines = [f"{out}: {name}, {sites(len(opened))}, {sizes(opened.nbytes)}"]
+        lines += [f"  {role}: {', '.join(map(shown, keys))}" for role, keys in said.items()]
+        say("\n".join([*lines, *(f"  {shown(note)}" for note in notes)]))
     if not opened.complete:
         click.get_current_context().exit(2)
 

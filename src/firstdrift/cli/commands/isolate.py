@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..options import debug_option, json_option, order_option, print_json, progress, say
+from ..options import Command, finish, map_option, order_option, progress
 
 if TYPE_CHECKING:
     from ...judge.isolation import Figures, Isolated
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 HEAD = ("site", "total", "inherited", "introduced", "own weights", "noise")
 
 
-@click.command("isolate", short_help="Test one module on the candidate's own inputs.")
+@click.command("isolate", cls=Command, short_help="Test one module on the candidate's own inputs.")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
 @click.option("--module", required=True, metavar="NAME", help="Module, by REF's name.")
-@click.option("--map", "map_file", metavar="FILE", help="Map of REF's names to CAND's (YAML).")
+@map_option
 @order_option
-@json_option
-@debug_option
 def command(
     reference: str, candidate: str, module: str, map_file: str | None, order: str | None, as_json: bool
 ) -> None:
@@ -41,11 +39,7 @@ def command(
     size = sum(pair.reference.nbytes for pair in opened.alignment.pairs)
     with progress("replaying", size) as advance:
         found = isolate(opened.reference, opened.candidate, opened.alignment, module, advance)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        say(text_of(found))
-    click.get_current_context().exit(found.exit_code)
+    finish(found, lambda: text_of(found), as_json=as_json)
 
 
 def text_of(found: Isolated) -> str:
@@ -54,19 +48,11 @@ def text_of(found: Isolated) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     forward = next((figure for figure in found.figures if figure.site.phase == "fwd"), None)
-    said = [] if forward is None else [_operation(found, forward)]
+    where = found.module or "the model"
+    said = [] if forward is None else [f"{where}: {forward.operation}, computed in float64 from the candidate's inputs"]
     return "\n".join([*said, *(line.rstrip() for line in lines if found.figures), f"{found.verdict}: {found.sentence}"])
 
 
-def _operation(found: Isolated, forward: Figures) -> str:
-    return f"{found.module or 'the model'}: {forward.operation}, computed in float64 from the candidate's inputs"
-
-
 def _row(figures: Figures) -> tuple[str, ...]:
-    own = "" if figures.own is None else f"{figures.own:.1e}"
-    return (
-        str(figures.site),
-        *(f"{x:.1e}" for x in (figures.total, figures.inherited, figures.introduced)),
-        own,
-        f"{figures.noise:.1e}",
-    )
+    numbers = (figures.total, figures.inherited, figures.introduced, figures.own, figures.noise)
+    return str(figures.site), *("" if number is None else f"{number:.1e}" for number in numbers)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import CaptureError, SelectionError
-from ..options import debug_option, json_option, print_json, say
+from ..options import Command, drawn, print_json, say
 
 if TYPE_CHECKING:
-    from ...pretrain.preparing import Checked, Prepared, Request
-    from ...pretrain.starting import Asked
-    from ...pretrain.training import Outcome, Watch
+    from ...pretrain.preparing import Checked, Prepared
+    from ...pretrain.run_record import Event, Watch
+    from ...pretrain.training import Outcome
 
 SCHEMA = "firstdrift-pretrain-v1"
 FAILED_CHECK, COULD_NOT = 1, 2
 OUT = "pretrain-run"
 SOURCES = ("data", "init", "config", "tokenizer", "device")
+REQUESTED = ("force_under_provisioned", "untie", "parameters", "allow_weak_init", "force", "trace_nonfinite")
 
 
-@click.command("pretrain", short_help="Train a decoder, from a checkpoint or from random weights.")
+@click.command("pretrain", cls=Command, short_help="Train a decoder, from a checkpoint or from random weights.")
 @click.option("--init", metavar="PATH|none", help="Checkpoint to start from; none for random weights.")
 @click.option("--config", metavar="FILE|PRESET", help="Architecture without --init.  [default: llama-370m]")
 @click.option("--parameters", metavar="LOW..HIGH", help="Allowed parameter count.  [llama-370m: 366M..374M, else any]")
@@ -63,8 +63,6 @@ SOURCES = ("data", "init", "config", "tokenizer", "device")
 @click.option("--force", is_flag=True, help="Replace the run at --out.")
 @click.option("--dry-run", is_flag=True, help="Check everything and stop.")
 @click.option("--synthetic", is_flag=True, help="Check metadata only.")
-@json_option
-@debug_option
 def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Train a decoder on text, from a checkpoint (--init) or from random weights (--config).
 
@@ -83,20 +81,12 @@ def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json:
         import torch  # noqa: F401
     except ImportError:
         raise CaptureError("training needs torch; pip install 'firstdrift[decoder]'") from None
-    from ...pretrain.run_failures import TrainingError
-    from ...pretrain.run_settings import parse_steps
-    from ...pretrain.starting import Asked
+    from ...pretrain.run_settings import TrainingError, parse_steps
 
-    asked = Asked(
-        frozenset(parse_steps(trace_steps)), given.pop("trace_nonfinite"), given.pop("allow_weak_init"),
-        given["val_loss_target"] is not None, given.pop("force"),
-    )  # fmt: skip
+    given["trace_steps"] = frozenset(parse_steps(trace_steps))
+    given["target_given"] = given["val_loss_target"] is not None
     try:
-        code = (
-            _resume(resume, given, asked, dry_run, as_json)
-            if resume is not None
-            else _start(given, asked, dry_run, as_json)
-        )
+        code = _start(given, dry_run, as_json) if resume is None else _resume(resume, given, dry_run, as_json)
     except TrainingError as error:
         if as_json:
             print_json({"schema": SCHEMA, "error": str(error)})
@@ -105,12 +95,20 @@ def command(resume: str | None, trace_steps: str | None, dry_run: bool, as_json:
     click.get_current_context().exit(code)
 
 
-def _start(given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
-    from ...pretrain.preparing import check_request, prepare, verify
+def _start(given: dict[str, Any], dry_run: bool, as_json: bool) -> int:
+    from ...pretrain.preparing import Request, check_request, prepare, verify
+    from ...pretrain.run_settings import Settings
     from ...pretrain.starting import start
 
-    out = Path(given["out"] or OUT)
-    request = _request(given)
+    if given["data"] is None and not given["synthetic"]:
+        raise click.UsageError("give --data, a text or a directory of texts or token shards")
+    sources = {name: given[name] for name in SOURCES if given[name] is not None}
+    if sources.get("init") == "none":
+        del sources["init"]
+    numbers = {"mode": "finetune" if "init" in sources else "from-scratch", **_settings_given(given)}
+    sources.setdefault("data", "")
+    flags = {name: given[name] for name in (*REQUESTED, "trace_steps", "target_given")}
+    request = Request(Settings.of(**numbers), **sources, **flags)
     if given["synthetic"]:
         checked = check_request(request)
         if as_json:
@@ -126,43 +124,27 @@ def _start(given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) ->
             print_json({"schema": SCHEMA, "dry_run": True, **said, "notes": [*prepared.notes, *notes]})
         _say([*notes, "nothing speaks against this run; nothing was started"], as_json)
         return 0
+    out = Path(given["out"] or OUT)
     with _watching(request.settings.num_steps, as_json) as watch:
-        outcome = start(prepared, out, asked, watch, lambda gap: _say([str(gap)], as_json))
-    return _finish(out, outcome, asked.target_given, request.settings.val_loss_target, as_json)
+        outcome = start(prepared, out, watch)
+    return _finish(out, outcome, request.target_given, request.settings.val_loss_target, as_json)
 
 
-def _resume(path: str, given: dict[str, Any], asked: Asked, dry_run: bool, as_json: bool) -> int:
+def _resume(path: str, given: dict[str, Any], dry_run: bool, as_json: bool) -> int:
     from ...pretrain.starting import resume
 
-    for option, is_given in (("dry-run", dry_run), ("synthetic", given["synthetic"]), ("force", asked.force)):
+    for option, is_given in (("dry-run", dry_run), ("synthetic", given["synthetic"]), ("force", given["force"])):
         if is_given:
             raise SelectionError(f"--{option} cannot be given with --resume; leave one of them out")
     if path and given["out"] is not None:
         raise SelectionError(f"--resume {path} and --out {given['out']} both name a run; leave one of them out")
     said = _settings_given(given) | {name: given[name] for name in SOURCES if given[name] is not None}
-    with ExitStack() as watched:
+    with _watching(None, as_json) as watch:
         run, record, outcome = resume(
-            Path(path or given["out"] or OUT), said, asked,
-            lambda record: watched.enter_context(_watching(record.settings.num_steps, as_json)),
-            lambda checkpoint: _say([f"going on from {checkpoint}"], as_json),
+            Path(path or given["out"] or OUT), said, watch, trace_steps=given["trace_steps"],
+            trace_nonfinite=given["trace_nonfinite"], target_given=given["target_given"],
         )  # fmt: skip
     return _finish(run, outcome, record.target_given, record.settings.val_loss_target, as_json)
-
-
-def _request(given: dict[str, Any]) -> Request:
-    from ...pretrain.preparing import Request
-    from ...pretrain.run_settings import Settings
-
-    init = None if given["init"] in (None, "none") else given["init"]
-    if given["data"] is None and not given["synthetic"]:
-        raise click.UsageError("give --data, a text or a directory of texts or token shards")
-    mode = given["mode"] or ("from-scratch" if init is None else "finetune")
-    numbers = {name: value for name, value in _settings_given(given).items() if name != "mode"}
-    return Request(
-        Settings.of(mode, **numbers), given["data"] or "", init, given["config"], given["tokenizer"],
-        given["device"] or "auto", given["force_under_provisioned"], given["untie"],
-        given["parameters"],
-    )  # fmt: skip
 
 
 def _settings_given(given: dict[str, Any]) -> dict[str, Any]:
@@ -200,11 +182,12 @@ def _finish(run: Path, outcome: Outcome, target_given: bool, target: float, as_j
 
 def _model(checked: Checked) -> str:
     """What is about to be trained, and from what."""
-    from ...pretrain.building import estimated_parameters
+    from ...pretrain.preparing import estimated_parameters
 
     start = "random weights" if checked.origin is None else f"{checked.origin.path} ({checked.origin.format})"
-    what = f"{checked.stamp.architecture}, about {estimated_parameters(checked.config):,} parameters"
-    return f"{checked.stamp.name}: {what}, from {start} on {checked.device}"
+    stamp = checked.record.stamp
+    what = f"{stamp['architecture']}, about {estimated_parameters(checked.config):,} parameters"
+    return f"{stamp['name']}: {what}, from {start} on {checked.record.device}"
 
 
 def _data(prepared: Prepared) -> str:
@@ -220,34 +203,40 @@ def _say(lines: list[str], as_json: bool) -> None:
 
 
 @contextmanager
-def _watching(steps: int, as_json: bool) -> Iterator[Watch]:
-    """A bar with loss, speed and the time that is left, on a terminal; evaluations as lines, if people read them."""
-    from ...pretrain.training import Watch
+def _watching(steps: int | None, as_json: bool) -> Iterator[Watch]:
+    """Prints what happens, if people read it; on a terminal a bar has loss, speed and the time that is left.
 
-    class Told(Watch):
-        def evaluated(self, step: int, loss: float) -> None:
-            if step:
-                _say([f"step {step}: validation loss {loss:.2f}"], as_json)
+    Without `steps`, how many there are is told by the event of resuming.
+    """
 
-        def noted(self, what: str) -> None:
-            _say([what], as_json)
+    def columns(rich: Any) -> list[Any]:
+        return [rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[said]}  left"), rich.TimeRemainingColumn()]
 
-    if not sys.stderr.isatty():
-        yield Told()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    with drawn("training", steps, columns, said="") as update:
 
-    columns: list[Any] = [
-        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-        TextColumn("left"), TimeRemainingColumn(),
-    ]  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=steps)
+        def watch(event: Event) -> None:
+            if event["event"] == "step":
+                said = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
+                update(completed=event["step"] + 1, said=said)
+            else:
+                if event["event"] == "resume":
+                    update(total=event["num_steps"])
+                _say(_line(event), as_json)
 
-        class Drawn(Told):
-            def stepped(self, step: Any, tokens_per_second: float) -> None:
-                said = f"loss {step.loss:.3f}  {tokens_per_second:,.0f} tokens/s"
-                bar.update(task, completed=step.step + 1, description=said)
+        yield watch
 
-        yield Drawn()
+
+def _line(event: Event) -> list[str]:
+    """What people are told of an event."""
+    from ...pretrain.gaps import Gap
+
+    match event["event"]:
+        case "resume":
+            return [f"going on from {event['path']}"]
+        case "note":
+            return [event["message"]]
+        case "gap":
+            return [str(Gap(event["given"], event["random"], event["vocabulary"]))]
+        case "eval" if event["step"]:
+            return [f"step {event['step']}: validation loss {event['val_loss']:.2f}"]
+    return []

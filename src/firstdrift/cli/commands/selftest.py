@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ..options import debug_option, json_option, print_json, say
+from ..options import Command, print_json, say
 
 SCHEMA = "firstdrift-selftest-v1"
 
 
-@click.command("selftest", short_help="Check that planted errors are found.")
-@json_option
-@debug_option
+@click.command("selftest", cls=Command, short_help="Check that planted errors are found.")
 def command(as_json: bool) -> None:
     """Plant known errors in a small training step and check that each is found, and that noise is not.
 
@@ -21,15 +19,17 @@ def command(as_json: bool) -> None:
 
     rows = []
     for plant, result, was_found in results():
-        rows.append({"plant": plant.name, "phase": plant.phase, "site": plant.site, "found": was_found})
-        rows[-1]["sentence"] = result.sentence
+        rows.append(
+            {"plant": plant.name, "phase": plant.phase, "site": plant.site, "found": was_found,
+             "sentence": result.sentence}
+        )  # fmt: skip
         if not as_json:
             mark = "found" if was_found else "NOT FOUND"
             place = "noise" if plant.phase is None else f"{plant.phase} {plant.site}"
             say(f"{mark:<9} {plant.name:<32} {place}")
-    lost = [row for row in rows if not row["found"]]
+    found = sum(bool(row["found"]) for row in rows)
     if as_json:
-        print_json({"schema": SCHEMA, "planted": len(rows), "found": len(rows) - len(lost), "plants": rows})
+        print_json({"schema": SCHEMA, "planted": len(rows), "found": found, "plants": rows})
     else:
-        say(f"{len(rows) - len(lost)} of {len(rows)} as they should be")
-    click.get_current_context().exit(1 if lost else 0)
+        say(f"{found} of {len(rows)} as they should be")
+    click.get_current_context().exit(int(found < len(rows)))

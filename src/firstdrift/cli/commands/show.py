@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ...core.sites import shown
-from ..options import (
-    debug_option,
-    format_option,
-    json_option,
-    only_option,
-    order_option,
-    phase_option,
-    print_json,
-    progress,
-    say,
-    sites,
-    sizes,
-)
+from ...errors import SelectionError
+from ..options import Command, order_option, print_json, progress, say, selecting_options, sites, sizes
 
 if TYPE_CHECKING:
     from ...core.records import Record
@@ -32,18 +22,15 @@ SCHEMA = "firstdrift-show-v1"
 HEADER_SHOWN = ("producer", "model", "batch", "seed", "optimizer", "gradient_of")
 
 
-@click.command("show", short_help="List a trace, or show one tensor.")
+@click.command("show", cls=Command, short_help="List a trace, or show one tensor.")
 @click.argument("trace", metavar="TRACE")
 @click.argument("name", required=False)
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Values printed of a tensor.")
 @click.option("--program", is_flag=True, help="Show the calls that made the tensors of NAME.")
 @click.option("--verify", is_flag=True, help="Compare all checksums.")
-@only_option
-@phase_option
+@selecting_options
 @order_option
-@format_option
-@json_option
-@debug_option
+@click.option("--format", help="Format, if a directory fits two.")
 def command(
     trace: str, name: str | None, limit: int, program: bool, verify: bool, only: tuple[str, ...],
     phase: tuple[str, ...], order: str | None, format: str | None, as_json: bool,
@@ -57,8 +44,13 @@ def command(
     firstdrift show run/ layers.3.attn --phase fwd
     firstdrift show run/ layers.3.attn:out --program
     """
-    if _is_run(trace):
-        _show_run(trace, as_json)
+    if Path(trace, "run.json").is_file() and not Path(trace, "trace.json").exists():
+        from ...pretrain.showing import run_json, run_text
+
+        if as_json:
+            print_json(run_json(Path(trace)))
+        else:
+            say(run_text(Path(trace)))
         return
     from ...compare.open_trace import open_trace
 
@@ -86,7 +78,6 @@ def command(
 
 def _show_program(trace: Trace, records: list[Record], as_json: bool) -> None:
     """How the tensors of some sites were made."""
-    from ...errors import SelectionError
     from ...program.written.read_program import read_program
     from ...report.program_text import program_json, program_text
 
@@ -109,23 +100,6 @@ def _show_program(trace: Trace, records: list[Record], as_json: bool) -> None:
         say(f"note: {shown(note)}")
     for problem in found.problems:
         say(f"problem: {shown(problem)}", err=True)
-
-
-def _is_run(path: str) -> bool:
-    from pathlib import Path
-
-    return Path(path, "run.json").is_file() and not Path(path, "trace.json").exists()
-
-
-def _show_run(path: str, as_json: bool) -> None:
-    from pathlib import Path
-
-    from ...pretrain.showing import run_json, run_text
-
-    if as_json:
-        print_json(run_json(Path(path)))
-    else:
-        say(run_text(Path(path)))
 
 
 def listing(trace: Trace, records: list[Record]) -> str:
@@ -161,7 +135,6 @@ def tensor_text(trace: Trace, record: Record, limit: int) -> str:
 
 def _named(trace: Trace, records: list[Record], name: str) -> list[Record]:
     """The records of a name, of a `name:port`, or of a glob."""
-    from ...errors import SelectionError
 
     found = [r for r in records if name in (r.site.name, _place(r))]
     found = found or [r for r in records if fnmatchcase(r.site.name, name)]
@@ -189,11 +162,8 @@ def _summary(trace: Trace) -> list[str]:
 
 def _place(record: Record) -> str:
     _, _, name, port, call, sample = record.site
-    return (
-        f"{shown(name)}:{shown(port)}"
-        + (f" call {call}" if call else "")
-        + ("" if sample is None else f" sample {sample}")
-    )
+    numbers = (f" call {call}" if call else "") + ("" if sample is None else f" sample {sample}")
+    return f"{shown(name)}:{shown(port)}{numbers}"
 
 
 def _what(record: Record) -> str:
@@ -209,14 +179,9 @@ def _number(value: Json) -> str:
 
 def _trace_json(trace: Trace) -> dict[str, Json]:
     return {
-        "schema": SCHEMA,
-        "path": str(trace.path),
-        "format": trace.format,
-        "complete": trace.complete,
-        "problems": list(trace.problems),
-        "notes": list(trace.notes),
-        "header": dict(trace.header),
-    }
+        "schema": SCHEMA, "path": str(trace.path), "format": trace.format, "complete": trace.complete,
+        "problems": list(trace.problems), "notes": list(trace.notes), "header": dict(trace.header),
+    }  # fmt: skip
 
 
 def _tensor_json(trace: Trace, record: Record, limit: int) -> dict[str, Json]:

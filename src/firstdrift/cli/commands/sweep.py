@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import debug_option, json_option, only_option, order_option, phase_option, print_json, say
-from .diff import REDUCTIONS
+from ..factories import load_function
+from ..options import Command, comparing_options, drawn, print_json, say
 
 if TYPE_CHECKING:
     from ...sweeping.answer import SweepResult
@@ -24,7 +23,7 @@ FUNCTION = re.compile(r"[^\s{}]+\.py:\w+|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 INTERRUPTED = "interrupted; what is done is kept, and the same command goes on from there"
 
 
-@click.command("sweep", short_help="Compare two implementations on many batches.")
+@click.command("sweep", cls=Command, short_help="Compare two implementations on many batches.")
 @click.argument("pairs", metavar="[PAIRS]", required=False)
 @click.option("--reference", metavar="COMMAND", help="Command that writes a trace to {out}, or FILE.py:function.")
 @click.option("--candidate", metavar="COMMAND", help="The same for the other side.")
@@ -37,15 +36,7 @@ INTERRUPTED = "interrupted; what is done is kept, and the same command goes on f
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Parallel cases.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for one run.")
 @click.option("--force", is_flag=True, help="Run finished cases again.")
-@click.option("--map", "map_file", metavar="FILE", help="Map of the reference's names to the candidate's (YAML).")
-@only_option
-@phase_option
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Leave out matching names (repeatable).")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that the candidate may lack (repeatable).")
-@click.option("--reference-reduction", type=REDUCTIONS, help="Loss reduction in the reference, if not recorded.")
-@click.option("--candidate-reduction", type=REDUCTIONS, help="The same for the candidate.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size, if not recorded.")
-@order_option
+@comparing_options
 @click.option(
     "--sort", type=click.Choice(["error", "abs"]), default="error", show_default=True,
     help="Sort gradients by mean error or by mean largest difference.",
@@ -53,8 +44,6 @@ INTERRUPTED = "interrupted; what is done is kept, and the same command goes on f
 @click.option("--unfold", is_flag=True, help="Show bit-equal sites too.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="K", help="Lines of each table.  [default: 100]")
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
-@json_option
-@debug_option
 def command(
     pairs: str | None, cases: tuple[str, ...], reference: str | None, candidate: str | None, truth: str | None,
     out: str, jobs: int, timeout: float | None, force: bool, map_file: str | None, phase: tuple[str, ...],
@@ -101,8 +90,6 @@ def command(
 def _side(text: str | None) -> Given | None:
     if text is None or not FUNCTION.fullmatch(text):
         return text
-    from ..factories import load_function
-
     return load_function(text)
 
 
@@ -137,34 +124,22 @@ def _ended_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int, before: int) -> Iterator[Callable[[Row], None]]:
-    """What is told of every row; a bar with the time that is left, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda row: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    """What is told of every row; draws a bar on a terminal with the time that is left."""
 
-    columns: list[Any] = [
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(),
-    ]  # fmt: skip
+    def columns(rich: Any) -> list[Any]:
+        return [
+            rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn(),
+        ]  # fmt: skip
+
     # Refreshed by hand: functions are run in forked processes, and a thread of the bar's would be lost in them.
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("cases", total=total, completed=before)
-        bar.refresh()
+    with drawn("cases", total, columns, auto_refresh=False, completed=before) as update:
+        update(refresh=True)
         found = {"drift": 0, "failed": 0}
 
         def done(row: Row) -> None:
             for verdict in found:
                 found[verdict] += row.verdict == verdict
-            told = "".join(f", {count} {verdict}" for verdict, count in found.items() if count)
-            bar.update(task, advance=1, description=f"cases{told}", refresh=True)
+            counts = "".join(f", {count} {verdict}" for verdict, count in found.items() if count)
+            update(advance=1, description=f"cases{counts}", refresh=True)
 
         yield done

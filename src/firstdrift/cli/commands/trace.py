@@ -9,7 +9,7 @@ import click
 
 from ...core.sites import shown as escaped
 from ...core.stages import DEFAULT_LAYERS, default_directory
-from ..options import counted, debug_option, json_option, print_json, progress, say, sizes
+from ..options import Command, counted, print_json, progress, say, sizes
 
 if TYPE_CHECKING:
     from ...decoder.tracing_checkpoints import Traced
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 LISTED = 40  # files shown; --json has all of them
 
 
-@click.command("trace", short_help="Run a language model and save what its stages compute.")
+@click.command("trace", cls=Command, short_help="Run a language model and save what its stages compute.")
 @click.argument("model", metavar="MODEL")
 @click.option(
-    "--save-tensor",
-    "stages",
-    required=True,
-    metavar="STAGES",
+    "--save-tensor", "stages", required=True, metavar="STAGES",
     help="Comma list, or all; `weights` adds their weights.",
-)
+)  # fmt: skip
 @click.option(
     "--save-tensor-dir", "--output", "directory", metavar="DIR", help="Directory.  [default: MODEL's name, -trace]"
 )
@@ -42,19 +39,14 @@ LISTED = 40  # files shown; --json has all of them
     help="Implementation to run.",
 )  # fmt: skip
 @click.option(
-    "--format", "format", type=click.Choice(["aprt", "trace"]), default="aprt", show_default=True,
+    "--format", type=click.Choice(["aprt", "trace"]), default="aprt", show_default=True,
     help="Stage files, or a trace with shapes, dtypes and steps.",
 )  # fmt: skip
 @click.option(
-    "--dtype",
-    type=click.Choice(["f32", "bf16", "f16", "f64"]),
-    default="f32",
-    show_default=True,
+    "--dtype", type=click.Choice(["f32", "bf16", "f16", "f64"]), default="f32", show_default=True,
     help="Compute dtype.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
-@json_option
-@debug_option
 def command(
     model: str, stages: str, directory: str | None, layers: str, prompt: str | None, tokens: str | None,
     generate: int | None, teacher: str | None, engine: str, format: str, dtype: str, force: bool, as_json: bool,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from ...core.regular import check_regular, open_regular, read_regular
 from ...core.strict_json import decode_object
 from ...errors import FormatError, NotFoundError, SelectionError, storage
 from ...store.formats.npy import read_npy_header
+from .training_tokenizer import Tokenizer
 
 SHARD_SUFFIXES = (".npy", ".bin")
 Tokens = NDArray[Any]  # one axis of unsigned or signed whole numbers
@@ -103,26 +105,6 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl")
 _AT_ONCE = 64  # documents
 
 
-class Encoder(Protocol):
-    """What is needed of a tokenizer."""
-
-    @property
-    def end(self) -> int | None:
-        """The token that ends a text, where there is one."""
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text, without any that mark its beginning or end."""
-
-
-def encode_files(files: Sequence[Path], encoder: Encoder) -> Tokens:
-    """All documents of the files as one row of tokens."""
-    parts: list[Tokens] = []
-    end = [] if encoder.end is None else [encoder.end]
-    for batch in _batches(documents(files)):
-        parts += [np.array([*tokens, *end], np.uint32) for tokens in encoder.encode_batch(batch)]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
-
-
 def documents(files: Sequence[Path]) -> Iterator[str]:
     """The texts of files; of JSON lines those under `text`. Empty ones are left out."""
     for path in files:
@@ -159,17 +141,6 @@ def _of_lines(path: Path, text: str) -> Iterator[str]:
             yield said
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Files of one kind, in order; `skipped` counts the others that lie between them."""
@@ -201,13 +172,18 @@ def find_corpus(path: str | os.PathLike[str]) -> Corpus:
     return Corpus(root, files, bool(tokenized), len(found) - len(files))
 
 
-def read_tokens(corpus: Corpus, vocab_size: int, encoder: Encoder | None) -> tuple[Tokens, ...]:
+def read_tokens(corpus: Corpus, vocab_size: int, tokenizer: Tokenizer | None) -> tuple[Tokens, ...]:
     """The tokens of a corpus, all below `vocab_size`; every shard is a segment of its own, a text is one."""
     if corpus.tokenized:
         return tuple(open_shard(file, vocab_size) for file in corpus.files)
-    if encoder is None:
+    if tokenizer is None:
         raise SelectionError(f"{corpus.path}: is text, which needs a tokenizer; name one with --tokenizer")
-    tokens = encode_files(corpus.files, encoder)
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    texts = documents(corpus.files)
+    parts: list[Tokens] = [np.empty(0, np.uint32)]
+    while batch := list(islice(texts, _AT_ONCE)):
+        parts += [np.array([*found, *end], np.uint32) for found in tokenizer.encode_batch(batch)]
+    tokens = np.concatenate(parts)
     check_range(tokens, vocab_size, corpus.path)
     return (tokens,)
 

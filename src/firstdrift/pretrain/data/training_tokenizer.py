@@ -1,28 +1,27 @@
 """Tokenizers to train with: a tokenizer.json, a vocab.json with its merges, or what a checkpoint embeds; held
-against the rows of the model's embedding before either is loaded.
+against the rows of the model's embedding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.regular import check_regular, read_regular
-from ...core.strict_json import Json
-from ...decoder.embedded_tokenizer import embedded
-from ...decoder.tokenizing import LARGEST, MERGES, TOKENIZER, VOCAB, library_of, tokenizer_file, tokenizers_library
-from ...errors import FirstdriftError, FormatError, NotFoundError, storage
+from ...decoder.tokenizing import MERGES, TOKENIZER, VOCAB, embedded, library_of, tokenizer_file
+from ...errors import CaptureError, FirstdriftError, FormatError, NotFoundError, storage
 from ...weights.formats.hf_directory import tokenizer_files
 from ...weights.json_file import read_json_object
 from ...weights.open_checkpoint import open_checkpoint
-from ..run_failures import RELAXED, STRICT, VOCABULARY
+from ..run_settings import RELAXED, STRICT, VOCABULARY
 
 CONFIG = "tokenizer_config.json"
 EMBEDDED = ("tokenizer.ggml.tokens", "tokenizer.vocabulary")  # keys of metadata
 EMBEDDED_END = "tokenizer.ggml.eos_token_id"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>")  # where no file says which it is
+DEFAULT = "llama-370m"  # without init, and the one preset whose vocabulary has to be exactly its own
 
 
 @dataclass(frozen=True)
@@ -31,37 +30,38 @@ class Tokenizer:
 
     library: Any
     end: int | None
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes]
+
+    @property
+    def entries(self) -> int:
+        """How many tokens there are, added ones included."""
+        return int(self.library.get_vocab_size())
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each text, without any that mark its beginning or end."""
         return [found.ids for found in self.library.encode_batch(texts, add_special_tokens=False)]
 
 
-def count_tokens(path: Path) -> int:
-    """How many entries the tokenizer of a path has, without making it."""
-    if not _is_checkpoint(path):
-        return count_entries(path)
-    try:
-        with open_checkpoint(path) as checkpoint:
-            found = next((checkpoint.metadata[key] for key in EMBEDDED if key in checkpoint.metadata), None)
-    except FirstdriftError as error:
-        raise FormatError(f"{VOCABULARY}: {error}") from error
-    if not isinstance(found, list | dict):
-        raise FormatError(f"{VOCABULARY}: {path}: embeds no tokenizer; name one with --tokenizer")
-    return len(found)
-
-
 def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a directory, of one of its files, or of a checkpoint that embeds one."""
-    if _is_checkpoint(path):
-        return _from_checkpoint(path)
+    try:
+        found = _from_checkpoint(path) if path.is_file() and path.suffix != ".json" else _from_files(path)
+        if not found.entries:
+            raise FormatError(f"{path}: holds no entries")
+    except CaptureError:  # there is no library to read it with
+        raise
+    except FirstdriftError as error:
+        raise FormatError(f"{VOCABULARY}: {error}; name a tokenizer's directory with --tokenizer") from error
+    return found
+
+
+def _from_files(path: Path) -> Tokenizer:
     if path.exists() and not path.is_dir():
         check_regular(path)
     directory = path if path.is_dir() else path.parent
     file = path if path.is_file() else tokenizer_file(directory)
     if file is None:
-        raise NotFoundError(f"{path}: holds no tokenizer ({TOKENIZER}, or {VOCAB}); name one with --tokenizer")
+        raise NotFoundError(f"{path}: holds no tokenizer ({TOKENIZER}, or {VOCAB})")
     library = library_of(file)
     if path.is_dir():
         names = {name: directory / name for name in tokenizer_files(directory)}
@@ -76,9 +76,9 @@ def open_tokenizer(path: Path) -> Tokenizer:
 def _from_checkpoint(path: Path) -> Tokenizer:
     with open_checkpoint(path) as checkpoint:
         said = dict(checkpoint.metadata)
-    library = embedded(said, str(path), tokenizers_library)
+    library = embedded(said, str(path))
     if library is None:
-        raise NotFoundError(f"{path}: embeds no tokenizer; name one with --tokenizer")
+        raise NotFoundError(f"{path}: embeds no tokenizer")
     end = said.get(EMBEDDED_END)
     if type(end) is not int or not 0 <= end < library.get_vocab_size():
         end = _usual_end(library)
@@ -98,26 +98,6 @@ def _usual_end(library: Any) -> int | None:
     return next((found for name in ENDS if (found := library.token_to_id(name)) is not None), None)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".json"
-
-
-DEFAULT = "llama-370m"  # without init, and the one preset whose vocabulary has to be exactly its own
-
-
-def count_entries(path: Path) -> int:
-    """How many entries a tokenizer has: of vocab.json where there is one, else of tokenizer.json."""
-    file = _file(path)
-    try:
-        said = read_json_object(file, most=LARGEST)
-        entries = said if file.name == VOCAB else _of_tokenizer(said)
-        if not entries:
-            raise FormatError(f"{file}: holds no entries")
-    except FirstdriftError as error:
-        raise FormatError(f"{VOCABULARY}: {error}; name a tokenizer's directory with --tokenizer") from None
-    return len(entries)
-
-
 def check_vocabulary(count: int, target: int, *, strict: bool, place: object) -> None:
     """Without init the preset's own number is wanted exactly; with init no more than the embedding has rows."""
     if strict and count != target:
@@ -130,21 +110,3 @@ def check_vocabulary(count: int, target: int, *, strict: bool, place: object) ->
             f"{VOCABULARY}: {RELAXED}: {place} has {count} entries, and the model's embedding has {target} rows; "
             f"tokens from {target} on would be out of bounds (OOB), give the model's own tokenizer"
         )
-
-
-def _file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    return path / TOKENIZER if not (path / VOCAB).is_file() and (path / TOKENIZER).is_file() else path / VOCAB
-
-
-def _of_tokenizer(said: dict[str, Json]) -> set[str]:
-    """The model's entries and the ones that were added to them."""
-    model, added = said.get("model"), said.get("added_tokens")
-    own = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(own, list):  # of a unigram model: pairs of a piece and its score
-        own = {str(pair[0]): 0 for pair in own if isinstance(pair, list) and pair}
-    if not isinstance(own, dict):
-        raise FormatError("it has no model with a vocab")
-    others = [one.get("content") for one in added if isinstance(one, dict)] if isinstance(added, list) else []
-    return {*own, *(text for text in others if isinstance(text, str))}

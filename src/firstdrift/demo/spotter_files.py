@@ -1,4 +1,4 @@
-"""The weights file that both sides read: lines of text with names and shapes, each followed by its values."""
+"""The files that both sides read: the weights, and the manifest with the names of the layers."""
 
 from __future__ import annotations
 
@@ -46,3 +46,21 @@ def read_weights(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Arrays:
     if at != len(data):
         raise FormatError(f"{path}: goes on after the last parameter; {again}")
     return found
+
+
+HERE = Path(__file__).parent
+PROBES = HERE / "probes.txt"
+LAYERS = 17
+
+
+def read_probes(path: Path = PROBES) -> list[str]:
+    """The names, of which there must be one for each layer."""
+    with storage(path, "read the probe manifest", "give a file with one probe name a line"):
+        data = read_regular(path)
+    try:
+        names = data.decode("utf-8-sig").split()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is not UTF-8 at byte {error.start}; give a file with one name a line") from None
+    if len(names) != LAYERS or len(set(names)) != LAYERS:
+        raise FormatError(f"{path}: lists {len(set(names))} probes, and the network has {LAYERS} layers; name each")
+    return names
