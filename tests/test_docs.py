@@ -4,6 +4,7 @@
 ```text            directly after a python block: what that block prints, to the letter; without one it prints nothing
 ```console         every line that begins with `$ ` is run by a shell there, and must print the lines below it
 ```c file=PATH     the file PATH of the repository, to the letter; it is put into the directory
+```c file=PATH part  lines of that file, to the letter; the whole file is put into the directory
 ```python file=NAME, ```toml file=NAME    a file that is put into the directory, for the blocks that follow
 ```json            a trace.json that the reader accepts
 ```jsonl           lines of an index.jsonl that the reader accepts
@@ -48,14 +49,19 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 TRACE_FORMAT = ROOT / "docs" / "trace-format.md"
 FORMATS = ROOT / "docs" / "formats.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
 WRITTEN_BY_HAND = [page for page in PAGES if page.name not in ("cli.md", "python.md")]
 C_PROGRAM = ROOT / "examples" / "write_trace.c"
 REWRITE = "if that is right: FIRSTDRIFT_REWRITE_DOCS=1 .venv/bin/pytest tests/test_docs.py, and read what changed"
 STRICT_C = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
-by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-by_name_by_hand = pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+by_name = pytest.mark.parametrize("page", PAGES, ids=_name)
+by_name_by_hand = pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=_name)
 
 
 class Block(NamedTuple):
@@ -159,9 +165,13 @@ class Runner:
 
     def _file(self, block: Block, file: str) -> None:
         text = block.text
+        file, _, part = file.partition(" ")
         if block.language == "c":
             text = (ROOT / file).read_text("utf-8")
-            self.true.append((block, text))
+            if part:
+                assert block.text in text, f"{self._place(block)}: these lines are not in {file}"
+            else:
+                self.true.append((block, text))
         Path(Path(file).name).write_text(text, "utf-8")
         if block.language == "toml":
             _install(tomllib.loads(text)["project"])
@@ -216,6 +226,7 @@ def test_every_block_does_what_the_page_shows(page: Path, tmp_path: Path, monkey
         ("```console\n$ echo a\nb\n```\n", "shows something else"),
         ("```console\n$ echo a\na\n$ echo b\n```\n", "shows something else"),
         ("```c file=examples/write_trace.c\nint main(void) {}\n```\n", "shows something else"),
+        ("```c file=examples/write_trace.c part\nint main(void) {}\n```\n", "are not in examples/write_trace.c"),
         ('```json\n{"format": "firstdrift-trace", "version": 2}\n```\n', "format version 2"),
         ('```jsonl\n{"phase": "fwd", "name": "a"}\n```\n', "has no 'dtype'"),
         ("```text\nanything\n```\n", "is not executed"),
@@ -298,7 +309,7 @@ def _generate():  # type: ignore[no-untyped-def]
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md", "verdicts.md"])
+@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md", "json.md"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     path = ROOT / "docs" / name
     expected = _generate().pages()[path]
@@ -415,7 +426,7 @@ def test_no_page_names_what_does_not_exist(page: Path) -> None:
     assert not unknown_options
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=_name)
 def test_links_between_files_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", _without_fences(page)):
         if target.startswith(("http://", "https://", "mailto:")):
@@ -429,7 +440,7 @@ def test_links_between_files_resolve(page: Path) -> None:
 
 def test_the_readme_leads_to_every_page() -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", README.read_text("utf-8"))
-    pages = [f"docs/{page.name}" for page in PAGES[1:]]
+    pages = [_name(page) for page in PAGES[1:]]
     assert not {*pages, "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "examples/write_trace.c"} - set(targets)
 
 
