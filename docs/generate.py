@@ -109,8 +109,8 @@ fc {{'drift': 1}}
 PYTHON_HEAD = f"""\
 # Python
 
-Generated from docstrings by `{HOW}`. `help(fd.check)` and its like explain every argument; where a page explains them,
-there is a link. The same from a shell: [cli.md](cli.md).
+Generated from docstrings by `{HOW}`. `help(fd.check)` and the like explain every argument; links
+lead to the pages that do. The same from a shell: [cli.md](cli.md).
 
 `import firstdrift as fd` loads nothing heavier than numpy.
 """
