@@ -8,7 +8,6 @@ TYPES = {
     "null": type(None),
 }  # fmt: skip
 ANNOTATIONS = {"$schema", "$id", "$defs", "title", "description"}
-SITE_ROW = "| `step` ... `sample` | a [site](#site) |"
 
 
 def _is(value, name):
@@ -73,19 +72,6 @@ def objections(value, schema, root=None, where="$"):
 def objects_of(schema):
     """Every object that a schema describes key by key."""
     return [part for part in (schema, *schema["$defs"].values()) if "properties" in part]
-
-
-def tables_of(schema, site=None):
-    """The table of every such object as a page has it, with the schema's own words.
-
-    Objects that begin with the keys of `site`, another object, have one row for these.
-    """
-    common = {} if site is None else site["properties"]
-    for part in objects_of(schema):
-        rows = [f"| `{key}` | {item['description']} |" for key, item in part["properties"].items()]
-        if part is not site and common and list(part["properties"].items())[: len(common)] == list(common.items()):
-            rows[: len(common)] = [SITE_ROW]
-        yield "\n".join(["|---|---|", *rows, ""])
 
 
 def schema_of(name):

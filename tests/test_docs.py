@@ -4,7 +4,8 @@
 ```text            directly after a python block: what that block prints, to the letter; without one it prints nothing
 ```console         every line that begins with `$ ` is run by a shell there, and must print the lines below it
 ```c file=PATH     the file PATH of the repository, to the letter; it is put into the directory
-```python file=NAME, ```toml file=NAME    a file that is put into the directory, for the blocks that follow
+```c file=PATH part  lines of that file, to the letter; the whole file is put into the directory
+```python file=NAME, ```yaml file=NAME    a file that is put into the directory, for the blocks that follow
 ```json            a trace.json that the reader accepts
 ```jsonl           lines of an index.jsonl that the reader accepts
 ``` ... not run: REASON
@@ -48,14 +49,26 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 TRACE_FORMAT = ROOT / "docs" / "trace-format.md"
 FORMATS = ROOT / "docs" / "formats.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAM_FORMAT = ROOT / "src" / "firstdrift" / "program" / "written" / "README.md"
+PAGES = [
+    README,
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "examples" / "README.md",
+    ROOT / "bench" / "README.md",
+    PROGRAM_FORMAT,
+]
 WRITTEN_BY_HAND = [page for page in PAGES if page.name not in ("cli.md", "python.md")]
 C_PROGRAM = ROOT / "examples" / "write_trace.c"
 REWRITE = "if that is right: FIRSTDRIFT_REWRITE_DOCS=1 .venv/bin/pytest tests/test_docs.py, and read what changed"
 STRICT_C = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
-by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-by_name_by_hand = pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+by_name = pytest.mark.parametrize("page", PAGES, ids=_name)
+by_name_by_hand = pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=_name)
 
 
 class Block(NamedTuple):
@@ -159,12 +172,14 @@ class Runner:
 
     def _file(self, block: Block, file: str) -> None:
         text = block.text
+        file, _, part = file.partition(" ")
         if block.language == "c":
             text = (ROOT / file).read_text("utf-8")
-            self.true.append((block, text))
+            if part:
+                assert block.text in text, f"{self._place(block)}: these lines are not in {file}"
+            else:
+                self.true.append((block, text))
         Path(Path(file).name).write_text(text, "utf-8")
-        if block.language == "toml":
-            _install(tomllib.loads(text)["project"])
 
     def _json(self, block: Block) -> None:
         layout.parse_header(block.text, Path(self._place(block)))
@@ -216,6 +231,7 @@ def test_every_block_does_what_the_page_shows(page: Path, tmp_path: Path, monkey
         ("```console\n$ echo a\nb\n```\n", "shows something else"),
         ("```console\n$ echo a\na\n$ echo b\n```\n", "shows something else"),
         ("```c file=examples/write_trace.c\nint main(void) {}\n```\n", "shows something else"),
+        ("```c file=examples/write_trace.c part\nint main(void) {}\n```\n", "are not in examples/write_trace.c"),
         ('```json\n{"format": "firstdrift-trace", "version": 2}\n```\n', "format version 2"),
         ('```jsonl\n{"phase": "fwd", "name": "a"}\n```\n', "has no 'dtype'"),
         ("```text\nanything\n```\n", "is not executed"),
@@ -286,6 +302,23 @@ def test_the_page_compiles_the_c_program_with_the_strict_flags() -> None:
     assert command in C_PROGRAM.read_text("utf-8")
 
 
+# The format of the formats page.
+
+
+def test_the_example_of_a_format_keeps_every_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in (ROOT / "examples" / "format").glob("*.*"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    _install(tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"])
+    with fd.Writer("run") as w:
+        w.put("conv1", "fwd", np.ones(3, np.float32))
+        w.put_absent("conv1", "grad", "no gradient")
+    assert _shell("pytest -q test_hexjson.py > report && echo kept") == "kept\n"
+    printed = _shell("firstdrift export run run.hex.json --format hexjson")
+    assert printed.splitlines()[1:] == ["  lines without values (1) and optional keys were left out"], printed
+    assert _shell("firstdrift show run.hex.json").startswith("run.hex.json: hexjson, 1 site, 12 B, complete")
+
+
 # Generated pages.
 
 
@@ -298,7 +331,7 @@ def _generate():  # type: ignore[no-untyped-def]
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md", "verdicts.md"])
+@pytest.mark.parametrize("name", ["cli.md", "python.md", "operations.md", "json.md"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
     path = ROOT / "docs" / name
     expected = _generate().pages()[path]
@@ -331,12 +364,14 @@ def test_every_error_class_is_documented() -> None:
     assert classes
     assert classes <= set(fd.__all__)
     text = (ROOT / "docs" / "python.md").read_text("utf-8")
-    assert not [name for name in classes if f"| `fd.{name}` |" not in text]
+    assert not [name for name in classes if f"- `fd.{name}`" not in text]
 
 
 def test_every_index_key_is_documented() -> None:
     keys = {*records.CORE_KEYS, *records._CHECKS, "sketch", "end"}
-    described = {row[0].strip("`") for row in _rows(TRACE_FORMAT) if len(row) >= 3}  # that of producers has two columns
+    core = {row[0].strip("`") for row in _rows(TRACE_FORMAT) if len(row) == 4}
+    optional = re.findall(r"^- (`[^:]+):", TRACE_FORMAT.read_text("utf-8"), re.MULTILINE)
+    described = core | {name for names in optional for name in re.findall(r"`(\w+)`", names)}
     assert keys <= described, keys - described
 
 
@@ -352,7 +387,7 @@ def test_the_defaults_of_index_keys_are_documented_as_they_are() -> None:
 def test_every_header_key_is_documented(tmp_path: Path) -> None:
     fd.Writer(tmp_path).close()
     said = json.loads((tmp_path / "trace.json").read_text())
-    assert said.keys() <= _first_column(TRACE_FORMAT)
+    assert said.keys() <= {name for cell in _first_column(TRACE_FORMAT) for name in re.findall(r"\w+", cell)}
 
 
 def test_the_phases_are_documented_in_causal_order_with_their_default_ports() -> None:
@@ -363,8 +398,9 @@ def test_the_phases_are_documented_in_causal_order_with_their_default_ports() ->
 
 
 def test_every_dtype_is_documented_with_its_size() -> None:
-    rows = {row[0].strip("`"): row[1] for row in _rows(TRACE_FORMAT)}
-    assert {name: rows.get(name) for name in dtypes.ITEMSIZE} == {k: str(n) for k, n in dtypes.ITEMSIZE.items()}
+    rows = {row[0]: row[1] for row in _rows(TRACE_FORMAT) if row[0].isdigit()}
+    said = {name: int(size) for size, names in rows.items() for name in re.findall(r"`(\w+)`", names)}
+    assert said == dict(dtypes.ITEMSIZE)
 
 
 def test_the_limits_are_documented_as_they_are() -> None:
@@ -389,7 +425,7 @@ def test_every_format_stage_and_phase_alias_is_documented() -> None:
     for alias, phase in PHASE_ALIASES.items():
         assert f"`{alias}` means `{phase}`" in " ".join(text.split()), alias
     for name in BUILT_IN:
-        assert f"| `{name}`" in README.read_text("utf-8"), name
+        assert f"| `{name}` |" in text, name
 
 
 def test_the_stage_table_is_the_one_in_the_code() -> None:
@@ -415,7 +451,7 @@ def test_no_page_names_what_does_not_exist(page: Path) -> None:
     assert not unknown_options
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=_name)
 def test_links_between_files_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", _without_fences(page)):
         if target.startswith(("http://", "https://", "mailto:")):
@@ -429,7 +465,7 @@ def test_links_between_files_resolve(page: Path) -> None:
 
 def test_the_readme_leads_to_every_page() -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", README.read_text("utf-8"))
-    pages = [f"docs/{page.name}" for page in PAGES[1:]]
+    pages = [_name(page) for page in PAGES[1:] if page != PROGRAM_FORMAT]
     assert not {*pages, "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "examples/write_trace.c"} - set(targets)
 
 

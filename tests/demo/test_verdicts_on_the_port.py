@@ -144,7 +144,7 @@ def test_an_arbiter_acquits_a_serial_sum(laboratory):
 
 
 def test_the_page_lists_every_bug_with_its_site():
-    page = (Path(__file__).parents[2] / "docs" / "kws.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "examples" / "README.md").read_text("utf-8")
     for bug, (step, phase, name, port, sample) in SITES.items():
         place = f"{phase} {name}" + (f":{port}" if port == "bias" else "")
         place += (f", step {step}" if step else "") + (f", sample {sample}" if sample else "")

@@ -242,7 +242,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a comparison found; docs/diff-json.md explains the fields. `exit_code` is for CI; `bool(result)` raises."""
+    """What a comparison found; docs/json.md explains the fields. `exit_code` is for CI; `bool(result)` raises."""
 
     verdict: Verdict
     sentence: str
