@@ -178,14 +178,18 @@ class Graph:
         return found
 
     def attrs(self, number: int) -> dict[str, Json]:
-        """A node's settings: its attributes, and what it reads of small constants and of shapes, by formal name."""
+        """A node's settings: its attributes or their defaults, and the small constants and shapes that it reads, by the
+        operation's names for them."""
         node = self.nodes[number]
-        found = {item.name: value for item in node.attribute if (value := _attribute(item)) is not None}
-        formal = _formal_names(node, self.opsets)
+        schema = _schema(node, self.opsets)
+        defaults = [item.default_value for item in schema.attributes.values()] if schema else []
+        said = [*(item for item in defaults if item.name), *node.attribute]
+        found = {item.name: value for item in said if (value := _attribute(item)) is not None}
+        names = [item.name for item in schema.inputs] if schema else []
         for at, tensor in enumerate(node.input):
             array = self.settled.get(tensor, None if self.is_weight(tensor) else self.arrays.get(tensor))
             if array is not None:
-                found.setdefault(formal[at], _plain(array))
+                found.setdefault(names[at] if at < len(names) else f"input_{at}", _plain(array))
         return found
 
     def sources(self, number: int) -> list[str]:
@@ -247,8 +251,9 @@ class Graph:
 
 
 def is_setting(array: Array) -> bool:
-    """Whether a constant is a setting of whoever reads it: one number, or a short list of whole ones."""
-    return array.size <= 1 or (array.size <= SETTING_ELEMENTS and array.dtype.kind in "iub")
+    """Whether a constant is a setting of whoever reads it: one number, or a short list of sizes or flags."""
+    listed = array.dtype.kind == "b" or (array.dtype.kind == "i" and array.dtype.itemsize >= 4)
+    return array.size <= 1 or (array.size <= SETTING_ELEMENTS and listed)
 
 
 def _place(node: NodeProto) -> Place:
@@ -263,24 +268,27 @@ def _place(node: NodeProto) -> Place:
             return Place(tuple(dict.fromkeys(filter(None, scopes[:-1]))), node.op_type)
     path = [part for part in (node.name or next(iter(node.output), "")).split("/") if part]
     if len(path) > 1:
-        return Place(tuple(".".join(path[:end]) for end in range(1, len(path))), node.op_type)
+        return Place(tuple(_dotted(path[:end]) for end in range(1, len(path))), node.op_type)
     named = "" if node.name.startswith("/") else node.name or next(filter(None, node.output), "")
     return Place((), named or node.op_type)
+
+
+def _dotted(path: list[str]) -> str:
+    """A path of module names with dots. A container's item has its container's name again: `/blocks/blocks.0`."""
+    kept = [part for part, after in zip(path, [*path[1:], ""], strict=True) if not after.startswith(f"{part}.")]
+    return ".".join(kept)
 
 
 def _draws(node: NodeProto) -> bool:
     return "Random" in node.op_type or node.op_type in ("Bernoulli", "Multinomial")
 
 
-def _formal_names(node: NodeProto, opsets: Mapping[str, int]) -> list[str]:
-    """What the operation calls its inputs; those of an unknown operation are numbered."""
-    names: list[str] = []
+def _schema(node: NodeProto, opsets: Mapping[str, int]) -> Any:
+    """What ONNX says of an operation; None for one that it does not know."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
-        names = [item.name for item in schema.inputs]
+        return onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
     except onnx.defs.SchemaError:
-        pass
-    return [names[at] if at < len(names) else f"input_{at}" for at in range(len(node.input))]
+        return None
 
 
 def _attribute(item: onnx.AttributeProto) -> Json:
