@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
 
+from ...core.arrays import shortest
 from ...core.sites import Site
 from ...core.strict_json import Json
 from ...core.traces import Array
@@ -314,5 +315,5 @@ def _plain(array: Array) -> Json:
 
 
 def _short(value: Any) -> Any:
-    """A float32 as people write it: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+    """A number as people write it."""
+    return shortest(value) if isinstance(value, float) else value
