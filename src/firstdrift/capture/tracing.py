@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..core.strict_json import Json
+from ..core.traces import Trace
 from ..errors import CaptureError
+from ..store.reader import read
 
 if TYPE_CHECKING:
     import torch
@@ -16,11 +20,18 @@ if TYPE_CHECKING:
     from .answers import Estimate
     from .torch.session import Tracing
 
+ENGINES = "a torch.nn.Module, an ONNX model or its path"
 
+
+@overload
+def trace(model: torch.nn.Module, path: str | os.PathLike[str], **options: Any) -> Tracing: ...
+@overload
+def trace(model: Any, path: str | os.PathLike[str], *, inputs: Any, **options: Any) -> Trace: ...
 def trace(
-    model: torch.nn.Module,
+    model: Any,
     path: str | os.PathLike[str],
     *,
+    inputs: Any = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     steps: Sequence[int] | range | slice | int | None = None,
@@ -35,16 +46,19 @@ def trace(
     on_full: Literal["raise", "continue"] = "raise",
     program: bool = True,
     source: bool = False,
+    optimize: bool = False,
     overwrite: bool = False,
     checksum: bool = False,
     **header: Json,
-) -> Tracing:
-    """Record what a model computes while a block runs, without changing it.
+) -> Tracing | Trace:
+    """Record what a model computes while a block runs, without changing it; or, with `inputs`, run it once on these.
 
         with fd.trace(model, "ref", optimizer=optimizer):
             loss = loss_fn(model(x), y)
             loss.backward()
             optimizer.step()
+
+        fd.trace("model.onnx", "cand", inputs={"x": x})    # returns the trace
 
     Records weights and buffers before and after, inputs and outputs of every module, the loss, all gradients, and the
     optimizer's state.
@@ -58,14 +72,31 @@ def trace(
     - `verify`: also run the first forward pass untraced, compare, and look for stale buffers.
     - `on_full`: on a full disk `"raise"`, or `"continue"` untraced with a warning.
     - `program`: also record the calls, in `program.jsonl`. `source`: with their lines of code.
+    - `inputs`: a tuple, or a mapping by name. An ONNX model needs them. `optimize`: record the graph as ONNX Runtime's
+      optimizations leave it, not as the file has it.
     - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
+    scope = {"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep}
+    if _is_onnx(model):
+        if inputs is None:
+            raise CaptureError("an ONNX model is run by fd.trace itself; give inputs={name: array}")
+        extra("onnx", "onnx", "onnxruntime")
+        from .onnx.recording import record
+
+        record(
+            model, path, inputs, optimize=optimize, scope=scope, overwrite=overwrite, checksum=checksum, header=header
+        )
+        return read(Path(path))
     tracing: Tracing = _adapter(model).begin(
         model, path, optimizer=optimizer, scaler=scaler, granularity=granularity, logits=logits, verify=verify,
         on_full=on_full, program=program, source=source, overwrite=overwrite, checksum=checksum, header=header,
-        scope={"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep},
+        scope=scope,
     )  # fmt: skip
-    return tracing
+    if inputs is None:
+        return tracing
+    with tracing:
+        model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    return read(Path(path))
 
 
 def estimate(
@@ -136,6 +167,20 @@ def trace_grads(model: torch.nn.Module, tag: str, sink: Callable[[int, str, str,
     from .torch.sinks import trace_grads
 
     trace_grads(model, tag, sink)
+
+
+def _is_onnx(model: Any) -> bool:
+    """Whether a model is one for ONNX Runtime: a file, its bytes, what onnx loads, or a session."""
+    if isinstance(model, str | os.PathLike):
+        return True
+    return isinstance(model, bytes) or type(model).__module__.partition(".")[0] in ("onnx", "onnxruntime")
+
+
+def extra(name: str, *packages: str) -> None:
+    """Refuse, naming the extra, if a package that an engine needs is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise CaptureError(f"{' and '.join(missing)} not installed; run: pip install 'firstdrift[{name}]'")
 
 
 def _adapter(model: Any) -> Any:

@@ -41,6 +41,11 @@ def real_parts(array: NDArray[Any]) -> NDArray[np.float64]:
     return found.reshape(*found.shape, 1).view(np.float64) if found.dtype.kind == "c" else found
 
 
+def shortest(number: Any) -> float:
+    """A float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(number)))
+
+
 class _Memory:
     """Memory of a tensor's as numpy takes it. `Tensor.numpy` would forbid torch to resize the tensor from then on."""
 

@@ -1,0 +1,1 @@
+"""GGUF models as llama.cpp runs them."""
