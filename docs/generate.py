@@ -194,9 +194,8 @@ def operations_page() -> str:
 
 def _reads_and_settings(one: Operation) -> str:
     reads = {0: "1 or more", -1: "2 or more"}.get(one.inputs, str(one.inputs))
-    ports = f", {', '.join(f'`{port}`' for port in one.ports)}" if one.ports else ""
     settings = ", ".join(_setting(setting) for setting in one.settings)
-    return f"{reads}{ports}" + (f"; {settings}" if settings else "")
+    return reads + (f"; {settings}" if settings else "")
 
 
 def _setting(one: Setting) -> str:
