@@ -77,15 +77,20 @@ def trace(
     - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
     scope = {"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep}
-    if _is_onnx(model):
-        if inputs is None:
-            raise CaptureError("an ONNX model is run by fd.trace itself; give inputs={name: array}")
-        extra("onnx", "onnx", "onnxruntime")
-        from .onnx.recording import record
+    common = {"scope": scope, "overwrite": overwrite, "checksum": checksum, "header": header}
+    if _is_gguf(model):
+        _need_inputs(inputs, "a GGUF model", "token ids")
+        extra("llamacpp", "xllamacpp", "gguf")
+        from .llamacpp import recording as llamacpp
 
-        record(
-            model, path, inputs, optimize=optimize, scope=scope, overwrite=overwrite, checksum=checksum, header=header
-        )
+        llamacpp.record(model, path, inputs, **common)
+        return read(Path(path))
+    if _is_onnx(model):
+        _need_inputs(inputs, "an ONNX model", "{name: array}")
+        extra("onnx", "onnx", "onnxruntime")
+        from .onnx import recording as onnx
+
+        onnx.record(model, path, inputs, optimize=optimize, **common)
         return read(Path(path))
     tracing: Tracing = _adapter(model).begin(
         model, path, optimizer=optimizer, scaler=scaler, granularity=granularity, logits=logits, verify=verify,
@@ -167,6 +172,16 @@ def trace_grads(model: torch.nn.Module, tag: str, sink: Callable[[int, str, str,
     from .torch.sinks import trace_grads
 
     trace_grads(model, tag, sink)
+
+
+def _need_inputs(inputs: Any, what: str, form: str) -> None:
+    if inputs is None:
+        raise CaptureError(f"{what} is run by fd.trace itself; give inputs={form}")
+
+
+def _is_gguf(model: Any) -> bool:
+    """Whether a model is a file for llama.cpp."""
+    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".gguf"
 
 
 def _is_onnx(model: Any) -> bool:

@@ -40,7 +40,8 @@ class Tensor(ctypes.Structure):
 
     _fields_ = (
         ("type", INT), ("buffer", POINTER), ("sizes", ctypes.c_int64 * DIMENSIONS),
-        ("strides", ctypes.c_size_t * DIMENSIONS), ("op", INT), ("parameters", INT * PARAMETERS), ("flags", INT), ("sources", POINTER * SOURCES),
+        ("strides", ctypes.c_size_t * DIMENSIONS), ("op", INT), ("parameters", INT * PARAMETERS), ("flags", INT),
+        ("sources", POINTER * SOURCES),
         ("view_of", POINTER), ("view_offset", ctypes.c_size_t), ("data", POINTER), ("name", ctypes.c_char * NAME_BYTES),
     )  # fmt: skip
 

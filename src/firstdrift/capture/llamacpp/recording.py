@@ -68,9 +68,9 @@ def record(
         raise CaptureError(f"{model}: there is no such file; give a GGUF model")
     package = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    run = subprocess.run(
-        [sys.executable, "-m", __name__],  # noqa: S603 - ourselves
-        input=json.dumps(asked), capture_output=True, text=True, check=False,
+    command = [sys.executable, "-m", __name__]
+    run = subprocess.run(  # noqa: S603 - this very module
+        command, input=json.dumps(asked), capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     if run.returncode:
