@@ -77,7 +77,7 @@ def trace(
     - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
     scope = {"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep}
-    common = {"scope": scope, "overwrite": overwrite, "checksum": checksum, "header": header}
+    common: dict[str, Any] = {"scope": scope, "overwrite": overwrite, "checksum": checksum, "header": header}
     if _is_gguf(model):
         _need_inputs(inputs, "a GGUF model", "token ids")
         extra("llamacpp", "xllamacpp", "gguf")

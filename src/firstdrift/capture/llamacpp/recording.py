@@ -100,8 +100,8 @@ def run(asked: Mapping[str, Any]) -> None:
     beyond = [token for token in asked["tokens"] if not 0 <= token < words]
     if beyond:
         raise CaptureError(f"token {beyond[0]} is not in the model's vocabulary of {words}; give smaller ids")
-    plain = _decode(library, model, words, asked, None)
-    said = {
+    plain, threads = _decode(library, model, words, asked, None)
+    said: dict[str, Json] = {
         "producer": f"firstdrift {__version__}, llama.cpp of xllamacpp {version('xllamacpp')}",
         "model": Path(asked["model"]).name,
         "options": {key: asked[key] for key in ("kv_type", "flash_attention")},
@@ -112,16 +112,17 @@ def run(asked: Mapping[str, Any]) -> None:
     )
     with writer:
         tap = _Tap(library, Recorder(writer, Scope.of(**asked["scope"])), asked["tokens"])
-        tapped = _decode(library, model, words, asked, OnTensor(tap))
+        tapped, _ = _decode(library, model, words, asked, OnTensor(tap))
         if tap.error is not None:
             raise tap.error
-        environment = {**said["environment"], "threads": tap.threads}
+        environment = {"xllamacpp": version("xllamacpp"), "threads": threads}
         notes = [] if plain.tobytes() == tapped.tobytes() else ["reading all tensors changes the logits"]
         writer.describe(environment=environment, **({"notes": notes} if notes else {}))
     library.llama_model_free(model)
 
 
-def _decode(library: Any, model: Any, words: int, asked: Mapping[str, Any], tap: Any) -> Array:
+def _decode(library: Any, model: Any, words: int, asked: Mapping[str, Any], tap: Any) -> tuple[Array, int]:
+    """The logits of all tokens, and how many threads computed them."""
     tokens: Sequence[int] = asked["tokens"]
     settings = context_settings(
         library, tap, kv_type=KV_TYPES[asked["kv_type"]], flash_attention=asked["flash_attention"], tokens=len(tokens)
@@ -138,10 +139,11 @@ def _decode(library: Any, model: Any, words: int, asked: Mapping[str, Any], tap:
         if library.llama_decode(context, batch) != 0:
             raise CaptureError("llama.cpp could not decode the tokens; try fewer of them")
         logits = np.ctypeslib.as_array(library.llama_get_logits(context), (len(tokens), words)).copy()
+        threads = int(library.llama_n_threads(context))
     finally:
         library.llama_batch_free(batch)
         library.llama_free(context)
-    return logits
+    return logits, threads
 
 
 class _Tap:
@@ -154,7 +156,6 @@ class _Tap:
         self._times: Counter[str] = Counter()
         self._order = 0
         self.error: BaseException | None = None
-        self.threads = 0
         self._put(Site(0, "input", "input", "tokens"), np.asarray(tokens, np.int32))
 
     def __call__(self, address: int, is_question: bool, _: Any) -> bool:

@@ -192,7 +192,8 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> bytes:
     tapped.CopyFrom(model)
     del tapped.graph.output[:]
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return tapped.SerializeToString()
+    data: bytes = tapped.SerializeToString()
+    return data
 
 
 def _slices(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
