@@ -17,9 +17,7 @@ sys.path.insert(0, str(__import__("pathlib").Path(__file__).parent.parent))
 from decoder.gguf_files import write_gguf  # noqa: E402
 
 TOKENS = [1, 5, 7, 2, 30]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None, reason="the extra llamacpp is not installed"
-)
+pytestmark = pytest.mark.engines
 
 
 def llama(**changes):

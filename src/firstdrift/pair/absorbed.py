@@ -14,7 +14,6 @@ import numpy as np
 from ..core.sites import PARAMETER_PHASES, Site, in_words
 from ..core.traces import Trace
 from .conventions import is_bookkeeping
-from .folded import folded
 from .pairs import Pair, Unmatched
 from .structure.outline import dims_of, is_input
 
@@ -25,8 +24,9 @@ class Absorbing:
     """Which of the reference's sites without a counterpart are explained."""
 
     def __init__(
-        self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace, refuted: Collection[str]
-    ) -> None:
+        self, reference: Trace, pairs: Mapping[Site, Pair], candidate: Trace, refuted: Collection[str],
+        folded: Mapping[Site, str],
+    ) -> None:  # fmt: skip
         self.trace, self.pairs = reference, pairs
         self.records = {record.site: record for record in reference.records}
         self.refuted = refuted  # modules that the candidate may have, with other numbers
@@ -48,7 +48,7 @@ class Absorbing:
         self.outputs = {(site.step, site.name, site.call) for site in paired if not is_input(site)}
         self.names = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.candidate}
         used = {record.site for pair in pairs.values() for record in pair.candidate}
-        self.known: dict[Site, str] = dict(folded(reference, candidate, used))
+        self.known: dict[Site, str] = dict(folded)
         self.tied = _tied(reference)
         self.spare = {
             dims_of(record) for record in candidate.records if record.site.phase == "weight" and record.site not in used
@@ -177,12 +177,13 @@ def explained(
     pairs: Mapping[Site, Pair],
     candidate: Trace,
     refuted: Collection[str] = (),
+    folded: Mapping[Site, str] = {},
 ) -> tuple[list[Unmatched], list[Unmatched]]:
-    """What stays without a counterpart, and what is absorbed, with its reason."""
+    """What stays without a counterpart, and what is absorbed, with its reason; `folded` are known to be."""
     waiting = list(items)
     if not waiting:
         return [], []
-    absorbing = Absorbing(reference, pairs, candidate, refuted)
+    absorbing = Absorbing(reference, pairs, candidate, refuted, folded)
     absorbing.explain([item.site for item in waiting])
     left = [item for item in waiting if item.site not in absorbing.known]
     return left, [Unmatched(item.site, why) for item in waiting if (why := absorbing.known.get(item.site)) is not None]

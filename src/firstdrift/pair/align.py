@@ -14,6 +14,7 @@ from ..errors import SelectionError
 from .absorbed import explained
 from .arrangements import Steps
 from .batches import SCALED_PHASES, Units, is_unscaled, recorded_calls, said_call, sample_steps
+from .folded import folds
 from .other_layouts import with_layouts
 from .pairs import Alignment, Pair, Unmatched
 from .prefixes import rename_by_prefix
@@ -80,6 +81,7 @@ def align(
         aligner.by_prefix()
     aligner.by_port()
     aligner.by_sample()
+    aligner.by_folding()
     if prefixes:
         aligner.by_evidence()
     aligner.by_unscaled()
@@ -116,6 +118,7 @@ class _Aligner:
         self.renamed: dict[str, str] = {}  # reference names to candidate names, where they differ
         self.notes: list[str] = []
         self.refuted = refuted
+        self.folded: dict[Site, str] = {}  # parameters that the candidate holds as one with others
 
     def by_rule(self) -> None:
         """What the map says."""
@@ -186,11 +189,25 @@ class _Aligner:
                     self.waiting[part] = record
                     self._pair(part, [sample], "sample", reference_steps=sample_steps(number))
 
+    def by_folding(self) -> None:
+        """Parameters that the candidate holds as one: what has their name there is no counterpart, nor is what the
+        layer gives."""
+        for fold in folds(*self.traces, self.waiting.keys()):
+            gone = {*fold.sites, *(site for site in self.pairs if site.phase == "fwd" and site.name == fold.layer)}
+            for site in gone & self.pairs.keys():
+                if site in fold.sites or not is_input(site):
+                    pair = self.pairs.pop(site)
+                    self.waiting[site] = pair.reference
+                    self.used -= {record.site for record in pair.candidate}
+            self.used |= {record.site for record in fold.held}
+            self.folded |= dict.fromkeys(fold.sites, fold.why)
+
     def by_evidence(self) -> None:
         """What nothing has named: by what was computed, and with what."""
         from .structure.finding import found_by_evidence  # here, because most comparisons need none of it
 
-        found = found_by_evidence(*self.traces, self.pairs, self.waiting, self.candidate, self.used)
+        waiting = [site for site in self.waiting if site not in self.folded]
+        found = found_by_evidence(*self.traces, self.pairs, waiting, self.candidate, self.used)
         if found is None:
             return
         for site in found.released:
@@ -200,7 +217,7 @@ class _Aligner:
         self.notes += found.notes
         self.refuted = found.translation.found.refuted
         for site, record in list(self.waiting.items()):
-            target = None if self._is_mapped(site) else found.translation.target(site)
+            target = None if self._is_mapped(site) or site in self.folded else found.translation.target(site)
             if target is None:
                 continue
             others = [
@@ -248,7 +265,9 @@ class _Aligner:
             # Optimizer state is extra evidence, never a gap; and what the reference has not, nobody can lack.
             if site.phase != "optim" and site not in unread and record.absent is None
         ]
-        left, absorbed = explained(reference_only, self.traces[0], self.pairs, self.traces[1], self.refuted)
+        left, absorbed = explained(
+            reference_only, self.traces[0], self.pairs, self.traces[1], self.refuted, self.folded
+        )
         if self.mapping is not None:
             self.notes += self.mapping.dropped(item.site for item in left)
         notes = list(dict.fromkeys(self.notes))

@@ -1,11 +1,12 @@
-"""A norm of running statistics that the candidate has folded into the layer before it.
+"""Parameters that the candidate holds as one: a norm of running statistics in the layer before it, the length and the
+direction of a normalised weight.
 
-Proven by doing it: our layer and norm as one layer, element by element, against what the candidate holds.
+Proven by doing it: the reference's parameters as one, element by element, against what the candidate holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -20,6 +21,24 @@ from .conventions import PRODUCTS, family_of, role_of
 
 NEAR = 1e-6  # of the norm: a few roundings
 USUAL_EPS = 1e-5
+EPS = ("eps", "epsilon")
+LENGTH_AND_DIRECTION = (("original0", "original1"), ("weight_g", "weight_v"))  # torch's two ways of weight norm
+
+
+class Fold(NamedTuple):
+    """Parameters of the reference, the candidate's that are all of them, and the layer that gives something else
+    there; none where it does not."""
+
+    sites: tuple[Site, ...]
+    held: tuple[Record, ...]
+    layer: str | None
+
+    @property
+    def why(self) -> str:
+        """What is said of the parameters."""
+        site = self.held[0].site
+        name = ".".join(filter(None, (site.name, site.port)))
+        return f"folded into the candidate's {name!r}: the same numbers, computed and compared"
 
 
 class _Layer(NamedTuple):
@@ -31,26 +50,44 @@ class _Layer(NamedTuple):
     eps: float
 
 
-def folded(reference: Trace, candidate: Trace, used: Iterable[Site]) -> dict[Site, str]:
-    """Our weights that the candidate holds only as folded into one layer, with what holds them."""
+def folds(reference: Trace, candidate: Trace, missing: Collection[Site]) -> list[Fold]:
+    """What the candidate holds folded, of parameters of the reference that have no counterpart of their name."""
+    weights = [record for record in candidate.records if record.site.phase == "weight" and record.nbytes]
+    return [*_norms(reference, candidate, missing, weights), *_directions(reference, candidate, missing, weights)]
+
+
+def _norms(reference: Trace, candidate: Trace, missing: Collection[Site], weights: Sequence[Record]) -> Iterator[Fold]:
     layers = _layers(reference)
-    norms = [site for site in layers.values() if {"mean", "variance"} <= site.held.keys()]
-    if not norms:
-        return {}
-    taken = set(used)
-    free = [
-        record
-        for record in candidate.records
-        if record.site.phase == "weight" and record.site not in taken and record.nbytes
-    ]
-    found: dict[Site, str] = {}
-    for norm in norms:
+    for norm in layers.values():
+        parts = tuple(record.site for record in norm.held.values())
+        if not {"mean", "variance"} <= norm.held.keys() or not any(site in missing for site in parts):
+            continue
         for layer in _before(reference, norm.name, layers):
-            held = _held(reference, layer, norm, candidate, free)
+            held = [_like(made, candidate, weights) for made in _as_one(reference, layer, norm)]
+            whole = tuple(record for record in held if record is not None)
+            if len(whole) == len(held):
+                yield Fold((*(record.site for record in layer.held.values()), *parts), whole, layer.name)
+
+
+def _directions(
+    reference: Trace, candidate: Trace, missing: Collection[Site], weights: Sequence[Record]
+) -> Iterator[Fold]:
+    records = {record.site: record for record in reference.records if record.site.phase == "weight"}
+    for length, direction in LENGTH_AND_DIRECTION:
+        for site, record in records.items():
+            other = records.get(site._replace(port=direction))
+            if site.port != length or other is None or site not in missing:
+                continue
+            held = _like(_normalised(reference.array(record), reference.array(other)), candidate, weights)
             if held is not None:
-                name = ".".join(filter(None, (held.site.name, held.site.port)))
-                said = f"folded into the candidate's {name!r}: the same numbers, computed and compared"
-                found |= {site.site: said for site in (*layer.held.values(), *norm.held.values())}
+                yield Fold((site, other.site), (held,), None)
+
+
+def _normalised(length: Array, direction: Array) -> Array:
+    """A weight of a length along the axes that the length has, and a direction."""
+    axes = tuple(axis for axis, size in enumerate(length.shape) if size == 1)
+    wide = np.asarray(direction, np.float64)
+    found: Array = np.asarray(length, np.float64) * wide / np.sqrt((wide * wide).sum(axis=axes, keepdims=True))
     return found
 
 
@@ -60,11 +97,7 @@ def _layers(trace: Trace) -> dict[str, _Layer]:
         if record.site.phase == "weight" and record.nbytes:
             held.setdefault(record.site.name, {}).setdefault(role_of(record.site.port), record)
     made = {site.site.name: site for site in trace.records if site.site.phase == "fwd" and site.op is not None}
-    return {
-        name: _Layer(name, parts, made[name].op, float(made[name].attrs.get("eps") or USUAL_EPS))
-        for name, parts in held.items()
-        if name in made
-    }
+    return {name: _Layer(name, parts, made[name].op, _eps(made[name])) for name, parts in held.items() if name in made}
 
 
 def _before(trace: Trace, name: str, layers: Mapping[str, _Layer]) -> Iterator[_Layer]:
@@ -81,11 +114,9 @@ def _before(trace: Trace, name: str, layers: Mapping[str, _Layer]) -> Iterator[_
             yield layer
 
 
-def _held(reference: Trace, layer: _Layer, norm: _Layer, candidate: Trace, free: Iterable[Record]) -> Record | None:
-    """The candidate's weight that is both of the reference, if it has a bias that is, too."""
-    weight, bias = _as_one(reference, layer, norm)
-    found = [_like(made, candidate, free) for made in (weight, bias)]
-    return None if None in found else found[0]
+def _eps(record: Record) -> float:
+    said = next((record.attrs[key] for key in EPS if record.attrs.get(key)), USUAL_EPS)
+    return float(said) if isinstance(said, int | float) else USUAL_EPS
 
 
 def _as_one(trace: Trace, layer: _Layer, norm: _Layer) -> tuple[Array, Array]:
