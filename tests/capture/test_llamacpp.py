@@ -46,7 +46,7 @@ def files(tmp_path_factory):
     write_gguf(
         folder / "m.gguf", llama(), vocab_size=37, tokenizer={"tokenizer.ggml.model": "no_vocab"},
     )  # fmt: skip
-    fd.trace(folder / "m.gguf", folder / "cpp", inputs=TOKENS)
+    fd.trace(folder / "m.gguf", folder / "cpp", inputs=TOKENS, kv_type="f32")
     recorded(llama(), folder / "reference")
     return folder
 
@@ -55,7 +55,7 @@ def test_modules_weights_and_settings_have_the_model_s_own_names(files):
     trace = fd.open_trace(files / "cpp")
     made = {record.site.name: record for record in trace if record.site.phase == "fwd"}
     held = {f"{record.site.name}.{record.site.port}" for record in trace if record.site.phase == "weight"}
-    assert {"model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj", "model.norm", "lm_head"} <= made.keys()
+    assert {"model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj", "model.norm", "lm_head"} <= made.keys()
     assert {"model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"} <= held
     assert made["norm-0"].attrs["eps"] == 1e-5
     assert made["lm_head"].shape == (5, 37)
@@ -84,6 +84,14 @@ def test_another_eps_is_found_where_it_is(files, tmp_path):
     result = fd.diff(tmp_path / "reference", files / "cpp", explain=False)
     assert result.exit_code == 1
     assert "layernorm" in result.first_drift.site.name
+
+
+def test_a_cache_in_half_precision_is_recorded_and_shows_at_what_reads_it(files, tmp_path):
+    fd.trace(files / "m.gguf", tmp_path / "half", inputs=TOKENS)
+    assert fd.open_trace(tmp_path / "half").header["options"]["kv_type"] == "f16"
+    result = fd.diff(files / "cpp", tmp_path / "half", explain=False)
+    assert result.exit_code == 1
+    assert result.first_drift.site.name in ("kq-0", "__fattn__-0")
 
 
 @pytest.mark.parametrize(
@@ -119,5 +127,5 @@ def test_the_process_that_asks_loads_no_llama_cpp(files, tmp_path):
 
 
 def test_two_recordings_are_bit_equal(files, tmp_path):
-    fd.trace(files / "m.gguf", tmp_path / "again", inputs=np.array([TOKENS]))
+    fd.trace(files / "m.gguf", tmp_path / "again", inputs=np.array([TOKENS]), kv_type="f32")
     assert fd.diff(files / "cpp", tmp_path / "again").verdict is fd.Verdict.SAME

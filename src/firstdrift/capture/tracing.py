@@ -72,8 +72,8 @@ def trace(
     - `verify`: also run the first forward pass untraced, compare, and look for stale buffers.
     - `on_full`: on a full disk `"raise"`, or `"continue"` untraced with a warning.
     - `program`: also record the calls, in `program.jsonl`. `source`: with their lines of code.
-    - `inputs`: a tuple, or a mapping by name. An ONNX model needs them. `optimize`: record the graph as ONNX Runtime's
-      optimizations leave it, not as the file has it.
+    - `inputs`: a tuple, or a mapping by name; models of other engines need them. `optimize`: record the graph as ONNX
+      Runtime's optimizations leave it. Of llama.cpp, `kv_type` ("f16", "f32") and `flash_attention` may be given.
     - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
     scope = {"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep}
@@ -83,7 +83,8 @@ def trace(
         extra("llamacpp", "xllamacpp", "gguf")
         from .llamacpp import recording as llamacpp
 
-        llamacpp.record(model, path, inputs, **common)
+        options = {key: header.pop(key) for key in ("kv_type", "flash_attention") if key in header}
+        llamacpp.record(model, path, inputs, **options, **common)
         return read(Path(path))
     if _is_onnx(model):
         _need_inputs(inputs, "an ONNX model", "{name: array}")

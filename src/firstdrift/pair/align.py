@@ -228,6 +228,8 @@ class _Aligner:
             if all(other in self.candidate and (may_share or other not in self.used) for other in others):
                 self.renamed.setdefault(site.name, others[0].name)
                 steps, axis = target.steps, target.concatenate
+                if record.shape == ():  # a count beside a parameter has no part of it to take
+                    others, steps, axis = others[:1], (), None
                 self._pair(site, others, target.how, candidate_steps=steps, concatenate=axis, sure=target.bits)
 
     def by_unscaled(self) -> None:

@@ -18,22 +18,27 @@ from ..core.traces import Array, Trace
 from .arrangements import Steps, agrees, arrangement, deinterleaved
 from .moments import EXACT
 from .pairs import Pair
+from .structure.outline import is_input
 
 SHARED = 2  # tensors that have to lie in one arrangement where shapes do not show it
 NAMED = frozenset({"name", "prefix", "alias", "map"})  # whose numbers are not asked for another arrangement
+LEAST_ROWS = 4  # of a matrix whose rows may be the pairs of a rotation, side by side or apart
 LIES = "lies otherwise"
 
 
 def with_layouts(pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> dict[Site, Pair]:
     """The pairs whose candidate lies otherwise, with the steps that undo it."""
     plain = {site: pair for site, pair in pairs.items() if _is_plain(pair)}
-    steps = _Layouts(plain, reference, candidate).found()
+    layouts = _Layouts(plain, reference, candidate)
+    steps = layouts.found()
     for site in [site for site in plain if site.phase == "agrad"]:
         forward = site._replace(phase="fwd")
         if forward in steps:
             steps[site] = steps[forward]
     rows = _rows(steps, pairs, reference, candidate)
-    return {site: _undone(pairs[site], one) for site, one in (steps | rows).items() if one}
+    unproven = layouts.moved - {site.name for site in rows}  # what is called alike lies otherwise if its weights do
+    kept = {site: one for site, one in steps.items() if site.name not in unproven}
+    return {site: _undone(pairs[site], one) for site, one in (kept | rows).items() if one}
 
 
 class _Layouts:
@@ -42,6 +47,30 @@ class _Layouts:
     def __init__(self, pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> None:
         self.pairs = {site: pair for site, pair in pairs.items() if site.phase in ("fwd", "input")}
         self.traces = reference, candidate
+        weights = [pair for site, pair in pairs.items() if site.phase == "weight" and _is_plain(pair)]
+        moved = [pair for pair in weights if self._has_moved_rows(pair)]
+        self.moved = {pair.site.name for pair in moved if pair.matched in NAMED}
+        self.heads = {
+            pair.site.name: head for pair in moved if pair.matched not in NAMED and (head := self._head_of(pair))
+        }
+
+    def _has_moved_rows(self, pair: Pair) -> bool:
+        """Whether a matrix that is called alike begins with the same row, and goes on with another."""
+        shape = pair.reference.shape or ()
+        if len(shape) != 2 or shape != pair.candidate[0].shape or shape[0] < LEAST_ROWS:
+            return False
+        reference, candidate = self.arrays(pair)
+        return agrees(reference[:1], candidate[:1], (), EXACT) and not agrees(reference[1:2], candidate[1:2], (), EXACT)
+
+    def _head_of(self, pair: Pair) -> tuple[int, bool] | None:
+        """The size of the heads whose rows lie otherwise, and which way: told by the whole matrix."""
+        reference, candidate = self.arrays(pair)
+        sizes = [size for size in range(4, len(reference) + 1, 2) if len(reference) % size == 0]
+        for size, halves in ((size, halves) for size in sizes for halves in (True, False)):
+            steps = deinterleaved(reference.shape, 0, size, halves=halves)
+            if agrees(reference, candidate, steps, EXACT):
+                return size, halves
+        return None
 
     def arrays(self, pair: Pair) -> tuple[Array, Array]:
         return self.traces[0].array(pair.reference), self.traces[1].array(pair.candidate[0])
@@ -55,7 +84,25 @@ class _Layouts:
         for site, steps in told.items():
             if steps is None and (alike := _fitting(self.pairs[site], usual)) is not None:
                 found[site] = alike
-        return found | self._hidden(found, usual)
+        return found | self._hidden(found, usual) | self._of_rows()
+
+    def _of_rows(self) -> dict[Site, Steps]:
+        """Outputs of matrices whose rows lie otherwise: they lie as these do, whatever their numbers are."""
+        if len(self.heads) < SHARED:
+            return {}
+        found = {}
+        for site, pair in self.pairs.items():
+            shape = pair.reference.shape or ()
+            head = self.heads.get(site.name)
+            if (
+                head is not None
+                and not is_input(site)
+                and shape
+                and not shape[-1] % head[0]
+                and not _shapes_differ(pair)
+            ):
+                found[site] = deinterleaved(shape, len(shape) - 1, head[0], halves=head[1])
+        return found
 
     def _is_borne_out(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
         """Whether more than this tensor's numbers speak for its arrangement: merged axes are in order, another tensor
@@ -85,18 +132,20 @@ class _Layouts:
         found: dict[Site, Steps] = {}
         shared: dict[Steps, list[Site]] = {}
         agreeing = -1
-        asked = usual or any(pair.matched not in NAMED for pair in self.pairs.values())
+        asked = usual or self.moved or any(pair.matched not in NAMED for pair in self.pairs.values())
         for place, (site, pair) in enumerate(self.pairs.items() if asked else ()):
             if site in shown or _shapes_differ(pair):
                 continue
             axes = _fitting(pair, usual)
-            if axes is None and pair.matched in NAMED:
+            if axes is None and pair.matched in NAMED and not self.moved:
                 continue
             reference, candidate = self.arrays(pair)
             if agrees(reference, candidate, ()):
                 agreeing = place
             elif axes is not None:
                 found[site] = axes
+            elif pair.matched in NAMED and site.name not in self.moved:
+                continue
             elif (steps := arrangement(reference, candidate)) is not None:
                 shared.setdefault(steps, []).append(site)
         order = {site: place for place, site in enumerate(self.pairs)}

@@ -1,4 +1,7 @@
-"""llama.cpp's names of tensors and weights, as modules of the Hugging Face model that a GGUF file is made from."""
+"""llama.cpp's names of tensors and weights, as modules of the Hugging Face model that a GGUF file is made from.
+
+Queries and keys keep llama.cpp's names: many files hold their rows in another order, so they are not the same tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import re
 # By llama.cpp's name before `-<layer>`, for the first tensor of that name: module of the layer, stage.
 OF_LAYERS = {
     "attn_norm": ("input_layernorm", "attn_norm"),
-    "Qcur": ("self_attn.q_proj", None),
-    "Kcur": ("self_attn.k_proj", None),
     "Vcur": ("self_attn.v_proj", None),
     "attn_out": ("self_attn.o_proj", "attn_out"),
     "ffn_inp": (None, "post_attn_residual"),
@@ -29,8 +30,8 @@ OF_MODEL = {
     "result_output": ("lm_head", "lm_head"),
 }
 WEIGHTS = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_norm": "input_layernorm", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
 }  # fmt: skip
@@ -55,5 +56,6 @@ def parameter_of(name: str) -> tuple[str, str]:
     owner, _, port = name.rpartition(".")
     layered = re.fullmatch(r"blk\.(\d+)\.(.+)", owner)
     if layered is not None:
-        return f"model.layers.{layered[1]}.{WEIGHTS.get(layered[2], layered[2])}", port
+        known = WEIGHTS.get(layered[2])
+        return owner if known is None else f"model.layers.{layered[1]}.{known}", port
     return TOP_WEIGHTS.get(owner, owner), port
