@@ -63,7 +63,8 @@ def record(
         raise CaptureError("an optimizer steps by gradients of a loss; give loss_fn too")
     modules = framework.modules(model)
     chosen = Scope.of(**scope)
-    chosen.check({name: _classes(module) for name, module in modules.items()})
+    classes = {name: classes_of(module) for name, module in modules.items()}
+    chosen.check(classes)
     plain = _arrays(framework, model(*given))
     said = {
         "producer": f"firstdrift {__version__}, {framework.producer}",
@@ -71,11 +72,12 @@ def record(
         "environment": dict(framework.environment),
     }
     with Writer(path, overwrite=overwrite, checksum=checksum, **{**said, **header}) as writer:
-        run = _Run(framework, Recorder(writer, chosen), {id(module): name for name, module in modules.items()})
+        names = {id(module): name for name, module in modules.items()}
+        run = _Run(framework, Recorder(writer, chosen), names, classes)
         for at, array in enumerate(_arrays(framework, given)):
             run.put(Site(0, "input", "input", f"in.{at}"), array, ())
         run.put_parameters("weight", model)
-        with run.watching(modules.values()):
+        with watching(modules.values(), run.call):
             outputs = model(*given)
         found = _arrays(framework, outputs)
         if [framework.to_numpy(a).tobytes() for a in plain] != [framework.to_numpy(a).tobytes() for a in found]:
@@ -102,11 +104,38 @@ def _put_training(
         run.put_parameters("weight_after", model)
 
 
+@contextmanager
+def watching(modules: Any, around: Callable[..., Any]) -> Iterator[None]:
+    """Let `around(call, module, args, kwargs)` stand for `__call__` of the classes of these modules."""
+    classes = list(dict.fromkeys(type(module) for module in modules if callable(module)))
+    own = {kind: kind.__dict__.get("__call__") for kind in classes}
+    for kind in classes:
+        kind.__call__ = _watched(kind.__call__, around)
+    try:
+        yield
+    finally:
+        for kind, before in own.items():
+            if before is None:
+                del kind.__call__
+            else:
+                kind.__call__ = before
+
+
+def _watched(call: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(call, module, args, kwargs)
+
+    return watched
+
+
 class _Run:
     """One recorded run: which modules were called, and which site an array is of."""
 
-    def __init__(self, framework: Framework, recorder: Recorder, names: Mapping[int, str]) -> None:
-        self.framework = framework
+    def __init__(
+        self, framework: Framework, recorder: Recorder, names: Mapping[int, str], classes: Mapping[str, list[str]]
+    ) -> None:
+        self.framework, self._classes = framework, classes
         self.made: dict[int, Site] = {}
         self._recorder, self._names = recorder, names
         self._calls: Counter[str] = Counter()
@@ -118,7 +147,9 @@ class _Run:
         """Record an array, and remember where it is from."""
         self._kept.append(array)
         self.made[id(array)] = site
-        if site.phase in self._recorder.scope.phases and self._recorder.scope.takes(site.name):
+        if site.phase in self._recorder.scope.phases and self._recorder.scope.takes(
+            site.name, self._classes.get(site.name, ())
+        ):
             said = {} if producers is None else {"producers": list(producers)}
             self._recorder.put(site, self.framework.to_numpy(array), **said, **details)
 
@@ -127,44 +158,23 @@ class _Run:
         for (name, port), array in self.framework.parameters(model).items():
             self.put(Site(0, phase, name, port), array, None)
 
-    @contextmanager
-    def watching(self, modules: Any) -> Iterator[None]:
-        """Let the classes of these modules record."""
-        classes = list(dict.fromkeys(type(module) for module in modules if callable(module)))
-        own = {kind: kind.__dict__.get("__call__") for kind in classes}
-        for kind in classes:
-            kind.__call__ = self._recording(kind.__call__)
+    def call(self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        """Call a module, and record what it reads and returns."""
+        name = self._names.get(id(module))
+        if name is None or (self._open and self._open[-1] == id(module)):  # a stranger, or a class's super().__call__
+            return call(module, *args, **kwargs)
+        number = self._calls[name]
+        self._calls[name] += 1
+        read = self._enter(module, name, number, args, kwargs)
+        self._open.append(id(module))
+        self._unread.append([])
         try:
-            yield
+            result = call(module, *args, **kwargs)
         finally:
-            for kind, before in own.items():
-                if before is None:
-                    del kind.__call__
-                else:
-                    kind.__call__ = before
-
-    def _recording(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
-        def recorded(module: Any, *args: Any, **kwargs: Any) -> Any:
-            name = self._names.get(id(module))
-            if name is None or (
-                self._open and self._open[-1] == id(module)
-            ):  # a stranger, or a class's super().__call__
-                return call(module, *args, **kwargs)
-            number = self._calls[name]
-            self._calls[name] += 1
-            read = self._enter(module, name, number, args, kwargs)
-            self._open.append(id(module))
-            self._unread.append([])
-            try:
-                result = call(module, *args, **kwargs)
-            finally:
-                self._open.pop()
-                inside = self._unread.pop()
-            self._leave(module, name, number, result, (*inside, *read))
-            return result
-
-        return recorded
+            self._open.pop()
+            inside = self._unread.pop()
+        self._leave(module, name, number, result, (*inside, *read))
+        return result
 
     def _enter(self, module: Any, name: str, number: int, args: Any, kwargs: Any) -> list[Site]:
         sites = []
@@ -184,7 +194,7 @@ class _Run:
             site = Site(0, "fwd", name, port, number)
             before = self.made.get(id(array))
             made_inside = (before,) if before is not None else producers
-            self.put(site, array, made_inside, op=type(module).__name__, attrs=_settings(module))
+            self.put(site, array, made_inside, op=type(module).__name__, attrs=settings(module))
             self._unread[-1].append(site)
 
 
@@ -203,11 +213,11 @@ def _arrays(framework: Framework, value: Any) -> list[Any]:
     return [array for _, array in _named_arrays(framework, [("", value)])]
 
 
-def _classes(module: Any) -> list[str]:
+def classes_of(module: Any) -> list[str]:
     return [kind.__name__ for kind in type(module).__mro__[:-1]]
 
 
-def _settings(module: Any) -> dict[str, Json]:
+def settings(module: Any) -> dict[str, Json]:
     """The plain numbers and words that a module keeps: eps, heads, theta."""
     held = vars(module) if hasattr(module, "__dict__") else {}
     held = {**(dict(module) if isinstance(module, Mapping) else {}), **held}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .answers import Estimate
     from .torch.session import Tracing
 
-ENGINES = "a torch.nn.Module, an ONNX model or its path"
+ENGINES = "a torch.nn.Module, an ONNX model or its path, an MLX model, a flax or equinox model, a JAX function"
 
 
 @overload
@@ -32,7 +32,10 @@ def trace(
     path: str | os.PathLike[str],
     *,
     inputs: Any = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    params: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    target: Any = None,
+    optimizer: Any = None,
     scaler: torch.amp.GradScaler | None = None,
     steps: Sequence[int] | range | slice | int | None = None,
     only: str | Sequence[str] = (),
@@ -59,6 +62,7 @@ def trace(
             optimizer.step()
 
         fd.trace("model.onnx", "cand", inputs={"x": x})    # returns the trace
+        fd.trace(flax_model, "cand", inputs=(x,), loss_fn=loss_fn, target=y, optimizer=optax.adamw(1e-3))
 
     Records weights and buffers before and after, inputs and outputs of every module, the loss, all gradients, and the
     optimizer's state.
@@ -72,28 +76,49 @@ def trace(
     - `verify`: also run the first forward pass untraced, compare, and look for stale buffers.
     - `on_full`: on a full disk `"raise"`, or `"continue"` untraced with a warning.
     - `program`: also record the calls, in `program.jsonl`. `source`: with their lines of code.
-    - `inputs`: a tuple, or a mapping by name; models of other engines need them. `optimize`: record the graph as ONNX
-      Runtime's optimizations leave it. Of llama.cpp, `kv_type` ("f16", "f32") and `flash_attention` may be given.
+    - `inputs`: a tuple, or a mapping by name. All but torch models need them. With `loss_fn(outputs, target)` the
+      gradients are recorded too, and with `optimizer` its step: for JAX an optax transformation, or it and its state.
+      A JAX model is left as it is; `params` are those of a linen module or of a function, as its first argument.
+    - `optimize`: record an ONNX graph as ONNX Runtime's optimizations leave it, not as the file has it.
+    - `kv_type` ("f16", "f32") and `flash_attention`, of a GGUF model: how llama.cpp runs it.
     - Further keywords, such as `seed`, `batch` or `gradient_of`, go to `fd.Writer`.
     """
     scope = {"steps": steps, "only": only, "classes": classes, "depth": depth, "phases": phases, "keep": keep}
     common: dict[str, Any] = {"scope": scope, "overwrite": overwrite, "checksum": checksum, "header": header}
-    if _is_gguf(model):
-        _need_inputs(inputs, "a GGUF model", "token ids")
+    training: dict[str, Any] = {"loss_fn": loss_fn, "target": target, "optimizer": optimizer}
+    kind = _kind(model)
+    if kind != "torch" and inputs is None:
+        raise CaptureError(f"{_NAMES[kind]} is run by fd.trace itself; give inputs=(x,)")
+    if kind != "jax" and params is not None:
+        raise CaptureError("params are those of a linen module or a JAX function; leave them out")
+    if kind == "llamacpp":
         extra("llamacpp", "xllamacpp", "gguf")
-        from .llamacpp import recording as llamacpp
+        from .llamacpp.recording import record as record_gguf
 
-        options = {key: header.pop(key) for key in ("kv_type", "flash_attention") if key in header}
-        llamacpp.record(model, path, inputs, **options, **common)
+        settings = {key: header.pop(key) for key in ("kv_type", "flash_attention") if key in header}
+        record_gguf(model, path, inputs, **settings, **common)
         return read(Path(path))
-    if _is_onnx(model):
-        _need_inputs(inputs, "an ONNX model", "{name: array}")
+    if kind == "onnx":
         extra("onnx", "onnx", "onnxruntime")
-        from .onnx import recording as onnx
+        from .onnx.recording import record as record_onnx
 
-        onnx.record(model, path, inputs, optimize=optimize, **common)
+        record_onnx(model, path, inputs, optimize=optimize, **common)
         return read(Path(path))
-    tracing: Tracing = _adapter(model).begin(
+    if kind == "mlx":
+        extra("mlx", "mlx")
+        from .mlx.recording import FRAMEWORK
+        from .module_calls import record as record_calls
+
+        record_calls(FRAMEWORK, model, path, inputs, **training, **common)
+        return read(Path(path))
+    if kind == "jax":
+        extra("jax", "jax")
+        from .jax.jax_recording import record as record_jax
+
+        record_jax(model, path, inputs, params=params, granularity=granularity, program=program, source=source,
+                   **training, **common)  # fmt: skip
+        return read(Path(path))
+    tracing: Tracing = _adapter(model, ENGINES).begin(
         model, path, optimizer=optimizer, scaler=scaler, granularity=granularity, logits=logits, verify=verify,
         on_full=on_full, program=program, source=source, overwrite=overwrite, checksum=checksum, header=header,
         scope=scope,
@@ -101,7 +126,11 @@ def trace(
     if inputs is None:
         return tracing
     with tracing:
-        model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        outputs = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        if loss_fn is not None:
+            loss_fn(outputs, target).backward()
+            for one in () if optimizer is None else (optimizer if isinstance(optimizer, Sequence) else (optimizer,)):
+                one.step()
     return read(Path(path))
 
 
@@ -175,21 +204,25 @@ def trace_grads(model: torch.nn.Module, tag: str, sink: Callable[[int, str, str,
     trace_grads(model, tag, sink)
 
 
-def _need_inputs(inputs: Any, what: str, form: str) -> None:
-    if inputs is None:
-        raise CaptureError(f"{what} is run by fd.trace itself; give inputs={form}")
+_NAMES = {"llamacpp": "a GGUF model", "onnx": "an ONNX model", "mlx": "an MLX model", "jax": "a JAX model or function"}
+# The module and the class of models, by framework. One that is not imported cannot have made the model.
+_MODELS = {
+    "torch": ("torch.nn", "Module"), "mlx": ("mlx.nn", "Module"), "nnx": ("flax.nnx", "Module"),
+    "linen": ("flax.linen", "Module"), "equinox": ("equinox", "Module"),
+}  # fmt: skip
 
 
-def _is_gguf(model: Any) -> bool:
-    """Whether a model is a file for llama.cpp."""
-    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".gguf"
-
-
-def _is_onnx(model: Any) -> bool:
-    """Whether a model is one for ONNX Runtime: a file, its bytes, what onnx loads, or a session."""
-    if isinstance(model, str | os.PathLike):
-        return True
-    return isinstance(model, bytes) or type(model).__module__.partition(".")[0] in ("onnx", "onnxruntime")
+def _kind(model: Any) -> str:
+    """The framework of a model, "torch" for what is none: a function is one of JAX, if that is imported."""
+    package = type(model).__module__.partition(".")[0]
+    if isinstance(model, str | os.PathLike) and Path(model).suffix == ".gguf":
+        return "llamacpp"
+    if isinstance(model, str | os.PathLike | bytes) or package in ("onnx", "onnxruntime"):
+        return "onnx"
+    for kind, (module, name) in _MODELS.items():
+        if module in sys.modules and isinstance(model, getattr(sys.modules[module], name)):
+            return kind if kind in ("torch", "mlx") else "jax"
+    return "jax" if "jax" in sys.modules and callable(model) and not isinstance(model, type) else "torch"
 
 
 def extra(name: str, *packages: str) -> None:
@@ -199,13 +232,11 @@ def extra(name: str, *packages: str) -> None:
         raise CaptureError(f"{' and '.join(missing)} not installed; run: pip install 'firstdrift[{name}]'")
 
 
-def _adapter(model: Any) -> Any:
+def _adapter(model: Any, engines: str = "a torch.nn.Module") -> Any:
     """The module that can trace a model of this type. A framework that is not imported cannot have made it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from .torch import entering
 
         return entering
-    raise CaptureError(
-        f"a {type(model).__module__}.{type(model).__qualname__} cannot be traced; give a torch.nn.Module"
-    )
+    raise CaptureError(f"a {type(model).__module__}.{type(model).__qualname__} cannot be traced; give {engines}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Listener = Callable[[str, Any], None]
+Listener = Callable[[str, Any], Any]
 
 _listener: Listener | None = None  # None while no trace is open: a tap then costs one comparison
 
@@ -18,12 +18,15 @@ def tap(name: str, tensor: T) -> T:
 
     An open trace records it as the site `<path of the running module>.<name>`, phase `fwd`; its gradient as `agrad`.
     """
-    if _listener is not None:
-        _listener(name, tensor)
-    return tensor
+    if _listener is None:
+        return tensor
+    heard = _listener(name, tensor)
+    return tensor if heard is None else heard
 
 
-def listen(listener: Listener | None) -> None:
-    """Set who hears taps; None for nobody."""
+def listen(listener: Listener | None) -> Listener | None:
+    """Set who hears taps, None for nobody; returns who did before. What a listener returns, if not None, stands for the
+    tensor: the same numbers."""
     global _listener
-    _listener = listener
+    before, _listener = _listener, listener
+    return before

@@ -26,7 +26,7 @@ from .calls.ops import unseen
 from .turns import in_backward as in_backward
 from .turns import this_thread
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 
 
 class Observer(Protocol):

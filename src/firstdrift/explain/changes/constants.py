@@ -79,16 +79,18 @@ def constants(around: Around) -> Iterator[Constant]:
     """The numbers that a call is given, and that could be others."""
     if around.op in SHAPES:
         return
+    second = around.call.args[1] if len(around.call.args) > 1 else None
     for name, one in around.settings.items():
         value = number(one.value)
         if value is None or not isfinite(value) or one.kind not in NUMBERS:
+            continue
+        if name == "alpha" and number(second) is not None:  # times a number: another number says the same
             continue
         whole = isinstance(one.value, int) and around.kind != "f"
         phrase = OPERANDS.get(around.op, "") if name in ("other", "exponent", "self") else ""
         phrase = "the base is {}" if (around.op, name) == ("pow", "self") else phrase
         edit = partial(_with, around, name, whole)
         yield Constant(around, name, value, whole, partial(_label, around, name, value), edit, phrase or "{name} is {}")
-    second = around.call.args[1] if len(around.call.args) > 1 else None
     value = number(second)
     if "other" not in around.settings and value is not None and around.op in OPERANDS and isfinite(value):
         whole = isinstance(second, int) and around.kind == "i"

@@ -1,0 +1,1 @@
+"""JAX: flax nnx, flax linen, equinox and plain functions, traced to a jaxpr and run equation by equation."""
