@@ -17,6 +17,7 @@ from engine_conformance import EngineConformance  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
 
+pytestmark = pytest.mark.engines
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((2, 5, 8)).astype(np.float32)
 Y = RANDOM.integers(0, 3, (2, 5))

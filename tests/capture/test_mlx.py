@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
 
+pytestmark = pytest.mark.engines
 RANDOM = np.random.default_rng(0)
 X = mx.array(RANDOM.standard_normal((2, 5, 8)).astype(np.float32))
 Y = mx.array(RANDOM.integers(0, 3, (2, 5)))
