@@ -1,7 +1,7 @@
 """The compiled programs, shared by all tests of the header."""
 
 import pytest
-from compiling import Compiler
+from tests.c_header.compiling import Compiler
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 from click.testing import CliRunner
-from compiling import C99, CPP11, CPP17, HEADER, HERE, SANITIZED, Compiler
+from tests.c_header.compiling import C99, CPP11, CPP17, HEADER, HERE, SANITIZED, Compiler
 
 import firstdrift as fd
 from firstdrift.cli.main import cli

@@ -9,7 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from compiling import C99, CLOSE, IO, OK, absent, opening, put, run
+from tests.c_header.compiling import C99, CLOSE, IO, OK, absent, opening, put, run
 
 import firstdrift as fd
 

@@ -5,8 +5,8 @@ import subprocess
 from random import Random
 
 import pytest
-from compiling import ARGUMENT, CODES, MANIFEST, OK
-from mutations import mutated
+from tests.c_header.compiling import ARGUMENT, CODES, MANIFEST, OK
+from tests.mutations import mutated
 
 import firstdrift as fd
 

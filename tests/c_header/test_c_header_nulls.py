@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from compiling import ARGUMENT, MANIFEST, OK, PATH, SITE
+from tests.c_header.compiling import ARGUMENT, MANIFEST, OK, PATH, SITE
 
 # The bits of a mask that stand for pointers that may be NULL, by function; all others may not.
 MAY = {

@@ -4,7 +4,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from compiling import (
+from tests.c_header.compiling import (
     ARGUMENT,
     CLOSE,
     CLOSED,

@@ -8,7 +8,8 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from compiling import (
+from hypothesis import given, settings
+from tests.c_header.compiling import (
     ABORT,
     ARGUMENT,
     C99,
@@ -27,7 +28,6 @@ from compiling import (
     run,
     text,
 )
-from hypothesis import given, settings
 
 import firstdrift as fd
 from firstdrift.core.dtypes import ITEMSIZE, numpy_dtype

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from run_bits import Bits, seed
+from tests.run_bits import Bits, seed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

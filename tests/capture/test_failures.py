@@ -13,12 +13,12 @@ import weakref
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-import networks
 import numpy as np
 import pytest
 import torch
-from networks import NETWORKS, batch, fill_disk, forward
-from run_bits import Bits, assert_same_bits
+from tests.capture import networks
+from tests.capture.networks import NETWORKS, batch, fill_disk, forward
+from tests.run_bits import Bits, assert_same_bits
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 

@@ -13,7 +13,7 @@ eqx = pytest.importorskip("equinox", reason="equinox is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
 
 import jax.numpy as jnp  # noqa: E402
-from engine_conformance import EngineConformance  # noqa: E402
+from tests.capture.engine_conformance import EngineConformance  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
 

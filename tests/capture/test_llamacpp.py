@@ -14,7 +14,7 @@ pytest.importorskip("gguf")
 
 sys.path.insert(0, str(__import__("pathlib").Path(__file__).parent.parent))
 
-from decoder.gguf_files import write_gguf  # noqa: E402
+from tests.decoder.gguf_files import write_gguf  # noqa: E402
 
 TOKENS = [1, 5, 7, 2, 30]
 pytestmark = pytest.mark.engines

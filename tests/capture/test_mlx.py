@@ -8,9 +8,9 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="the extra mlx is not installed")
 
 import mlx.nn as nn  # noqa: E402
-from engine_conformance import EngineConformance  # noqa: E402
 from mlx import optimizers  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
+from tests.capture.engine_conformance import EngineConformance  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
 

@@ -11,8 +11,8 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-from engine_conformance import EngineConformance  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from tests.capture.engine_conformance import EngineConformance  # noqa: E402
 
 import firstdrift as fd  # noqa: E402
 

@@ -5,12 +5,12 @@ import io
 import itertools
 from contextlib import nullcontext
 
-import networks
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from run_bits import Bits, assert_same_bits
+from tests.capture import networks
+from tests.run_bits import Bits, assert_same_bits
 from torch import nn
 
 import firstdrift as fd

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from taking import keys, record, same_bits, values
+from tests.capture.taking import keys, record, same_bits, values
 from torch import nn
 from torch.nn import functional
 

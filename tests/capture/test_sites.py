@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from taking import key, keys, producers, record, same_bits, values
+from tests.capture.taking import key, keys, producers, record, same_bits, values
 from torch import nn
 from torch.nn import functional
 

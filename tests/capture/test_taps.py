@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from taking import keys, producers, record, same_bits, values
+from tests.capture.taking import keys, producers, record, same_bits, values
 from torch import nn
 
 import firstdrift as fd

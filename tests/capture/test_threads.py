@@ -5,11 +5,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-import networks
 import pytest
 import torch
-from run_bits import Bits, assert_same_bits
-from taking import values
+from tests.capture import networks
+from tests.capture.taking import values
+from tests.run_bits import Bits, assert_same_bits
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint

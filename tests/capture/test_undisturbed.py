@@ -7,12 +7,12 @@ import pickle
 import random
 import warnings
 
-import networks
 import numpy as np
 import pytest
 import torch
-from networks import NETWORKS, SETTINGS, batch, fill_disk, forward, plain_run
-from run_bits import Bits, assert_same_bits
+from tests.capture import networks
+from tests.capture.networks import NETWORKS, SETTINGS, batch, fill_disk, forward, plain_run
+from tests.run_bits import Bits, assert_same_bits
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint

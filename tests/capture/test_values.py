@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from taking import ByHand, assert_holds, keys, record, same_bits, values
+from tests.capture.taking import ByHand, assert_holds, keys, record, same_bits, values
 from torch import nn
 from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor

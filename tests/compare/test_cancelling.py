@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from making import noisy, normal, record
+from tests.compare.making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift.judge.measure.result import Why

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from making import noisy, normal, record
+from tests.compare.making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift.core.traces import Trace

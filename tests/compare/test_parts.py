@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from making import normal, record
+from tests.compare.making import normal, record
 
 import firstdrift as fd
 from firstdrift.judge.measure.scales import parts_of, worst_of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from json_schema import objections, objects_of, schema_of
+from tests.json_schema import objections, objects_of, schema_of
 
 from firstdrift.aprt import WHOLE_MODEL_LAYER, write_stage_file
 from firstdrift.core.records import Record

@@ -5,7 +5,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from making import noisy, normal, record
+from tests.compare.making import noisy, normal, record
 
 import firstdrift as fd
 from firstdrift.compare import planted_errors

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from making import normal, record
+from tests.compare.making import normal, record
 
 import firstdrift as fd
 

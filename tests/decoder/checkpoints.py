@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 from click.testing import CliRunner
+from tests.decoder.families import config_json, theirs
 
 from firstdrift.cli.main import cli
 from firstdrift.decoder.tracing_checkpoints import perform, prepare
 from firstdrift.weights.conversion import convert
-
-from .families import config_json, theirs
 
 IDS = ",".join(map(str, [5, 17, 3, 96, 0, 41, 41, 8, 63]))
 HOW = {"engine": "decoder", "format": "trace", "dtype": "f32", "force": False}

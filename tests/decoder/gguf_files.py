@@ -2,8 +2,7 @@
 
 import gguf
 import numpy as np
-
-from .families import checkpoint_names
+from tests.decoder.families import checkpoint_names
 
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mistral": "llama"}
 

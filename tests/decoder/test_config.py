@@ -4,16 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from tests.decoder.checkpoints import converted, directory, traced
+from tests.decoder.families import config_json, theirs
+from tests.decoder.gguf_files import write_gguf
 
 import firstdrift as fd
 from firstdrift.decoder.config_json import FAMILIES, from_config, to_config
 from firstdrift.decoder.decoder_config import PRESETS, config_of
 from firstdrift.decoder.decoder_layers import frequencies
 from firstdrift.errors import FormatError, WeightsError
-
-from .checkpoints import converted, directory, traced
-from .families import config_json, theirs
-from .gguf_files import write_gguf
 
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
 GGUF = {

@@ -1,13 +1,12 @@
 """Two engines that share no line compute the same, at every stage of every layer of every family."""
 
 import pytest
+from tests.decoder.checkpoints import converted, directory, traced, with_config
 
 import firstdrift as fd
 from firstdrift.core.stages import STAGES
 from firstdrift.decoder.config_json import FAMILIES
 from firstdrift.errors import CaptureError, WeightsError
-
-from .checkpoints import converted, directory, traced, with_config
 
 MOE = {"moe_router", "moe_router_indices", "moe_ffn_out"}
 
@@ -163,8 +162,8 @@ def test_a_model_that_cannot_be_read_leaves_no_trace(tmp_path):
 
 
 def test_what_the_library_loads_and_cannot_run_is_one_sentence(tmp_path):
-    from .families import config_json, theirs
-    from .gguf_files import write_gguf
+    from tests.decoder.families import config_json, theirs
+    from tests.decoder.gguf_files import write_gguf
 
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "use_sliding_window": False}
     model = theirs(config_json("qwen3", **plain, head_dim=16))  # the library takes 128 for it, whatever GGUF says

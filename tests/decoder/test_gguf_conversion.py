@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from tests.decoder.checkpoints import directory
+from tests.decoder.families import tokens
 
 import firstdrift as fd
 from firstdrift.decoder.engines import load_decoder
 from firstdrift.errors import FormatError
 from firstdrift.weights.conversion import convert
-
-from .checkpoints import directory
-from .families import tokens
 
 PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}

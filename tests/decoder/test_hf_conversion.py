@@ -8,14 +8,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from tests.decoder.families import config_json, theirs, tokens
+from tests.decoder.gguf_files import write_gguf
+from tests.decoder.test_tokenizers import TEXTS, gguf_keys, trained
 
 from firstdrift.cli.main import cli
 from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.tokenizing import tokenizer_of
-
-from .families import config_json, theirs, tokens
-from .gguf_files import write_gguf
-from .test_tokenizers import TEXTS, gguf_keys, trained
 
 PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8}

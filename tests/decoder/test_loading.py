@@ -8,15 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.decoder.checkpoints import converted, directory, with_config
+from tests.decoder.families import checkpoint_names, config_json, theirs, tokens
 
 from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.decoder.decoder_layers import OFF, Taps
 from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.model import Decoder, initialise
 from firstdrift.errors import WeightsError
-
-from .checkpoints import converted, directory, with_config
-from .families import checkpoint_names, config_json, theirs, tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2"])

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from tests.decoder.families import checkpoint_names, config_json, ours, pair, theirs, tokens
 from torch.nn import functional
 
 import firstdrift as fd
 from firstdrift.decoder.config_json import FAMILIES, from_config, to_config
 from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.decoder.model import Decoder, initialise
-
-from .families import checkpoint_names, config_json, ours, pair, theirs, tokens
 
 # What the library has and we have not: tables of angles, arguments, activations as modules, experts joined in one.
 THEIRS_ALONE = ("*rotary_emb*", "*act_fn*", "*.mlp.experts*", "*.mlp.gate*", "*self_attn", "*.mlp", "model.layers.?")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.decoder.checkpoints import directory, traced
 
 import firstdrift as fd
 from firstdrift.core.sites import Site
@@ -10,8 +11,6 @@ from firstdrift.decoder.config_json import FAMILIES
 from firstdrift.errors import CaptureError, StageError
 from firstdrift.program.building.op_fit import fit
 from firstdrift.program.library import library_program
-
-from .checkpoints import directory, traced
 
 ENGINES = ("decoder", "transformers")
 OFTEN = ("llama", "gemma2", "qwen3_moe")  # which have between them everything that a family can have

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.decoder.checkpoints import directory, traced
 
 import firstdrift as fd
 from firstdrift.decoder.decoder_config import config_of
-
-from .checkpoints import directory, traced
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3_moe", "gemma2", "qwen2 f64", "gemma2 f64", "qwen3_moe f64"])

@@ -3,12 +3,11 @@
 import json
 
 import pytest
+from tests.decoder.checkpoints import directory
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from firstdrift.decoder.tokenizing import RULES, embedded, tokenizer_of
 from firstdrift.errors import CaptureError, FormatError
-
-from .checkpoints import directory
 
 TEXTS = [
     "What is 2+2?", "it's 1234567 o'clock,  isn't IT'S?\n\n\tdef f(x): return x**2", "  two  spaces ", "",

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.decoder.checkpoints import HOW, IDS, converted, directory, said, stage
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import firstdrift as fd
@@ -20,8 +21,6 @@ from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.tracing_checkpoints import perform, prepare
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .checkpoints import HOW, IDS, converted, directory, said, stage
 
 SENTINEL = 0xFFFFFFFF
 

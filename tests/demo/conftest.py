@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from laboratory import SANITIZED, Laboratory
+from tests.demo.laboratory import SANITIZED, Laboratory
 
 from firstdrift.demo.port import Port
 

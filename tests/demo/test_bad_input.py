@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from laboratory import basics, refusal, run
+from tests.demo.laboratory import basics, refusal, run
 
 import firstdrift as fd
 from firstdrift.demo.audio import CLIPS, make_batch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from laboratory import basics, run
+from tests.demo.laboratory import basics, run
 
 import firstdrift as fd
 from firstdrift.demo.audio import CLASSES, clip_label, make_clip

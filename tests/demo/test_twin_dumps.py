@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from laboratory import basics, run
+from tests.demo.laboratory import basics, run
 
 import firstdrift as fd
 from firstdrift.cli.main import cli

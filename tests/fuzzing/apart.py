@@ -10,7 +10,7 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
-from feeding import Fed, Subject, feed
+from tests.fuzzing.feeding import Fed, Subject, feed
 
 ROOM = 8 << 30  # bytes of addresses that a child may ask for beyond those it has
 

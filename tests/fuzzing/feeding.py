@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from mutations import mutated
+from tests.mutations import mutated
 
 from firstdrift.errors import FirstdriftError
 

@@ -6,11 +6,11 @@ import sys
 from math import ceil
 
 import pytest
-from apart import feed_apart
-from feeding import Subject, feed
-from text_subjects import TEXTS
-from trace_subjects import TRACES
-from weight_subjects import CHECKPOINTS
+from tests.fuzzing.apart import feed_apart
+from tests.fuzzing.feeding import Subject, feed
+from tests.fuzzing.text_subjects import TEXTS
+from tests.fuzzing.trace_subjects import TRACES
+from tests.fuzzing.weight_subjects import CHECKPOINTS
 
 SUBJECTS = {**TRACES, **CHECKPOINTS, **TEXTS}
 AT_LEAST = 500_000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from click.testing import CliRunner
-from feeding import Subject
-from trace_subjects import native, parts_of, recorded
+from tests.fuzzing.feeding import Subject
+from tests.fuzzing.trace_subjects import native, parts_of, recorded
 
 import firstdrift as fd
 from firstdrift.aprt import StageHeader

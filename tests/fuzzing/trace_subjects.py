@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from feeding import Subject
+from tests.fuzzing.feeding import Subject
 
 import firstdrift as fd
 from firstdrift.compare.open_trace import load_format

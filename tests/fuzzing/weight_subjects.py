@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from feeding import Subject
-from trace_subjects import parts_of
+from tests.fuzzing.feeding import Subject
+from tests.fuzzing.trace_subjects import parts_of
 
 from firstdrift.decoder.config_json import to_config
 from firstdrift.decoder.decoder_config import PRESETS, config_of

@@ -3,13 +3,12 @@
 import copy
 
 import torch
+from tests.judge.networks import replays_of
 from torch import nn
 
 import firstdrift as fd
 from firstdrift.judge.measure.result import Verdict
 from firstdrift.judge.passes import by_program
-
-from .networks import replays_of
 
 WIDTH, LAYERS = 32, 6
 

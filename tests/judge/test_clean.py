@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-
-from .networks import NETWORKS, introduced, made, record, standing_out
+from tests.judge.networks import NETWORKS, introduced, made, record, standing_out
 
 DTYPES = {"f64": torch.float64, "bf16": torch.bfloat16}
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.judge.networks import bare, made, record
 from torch import nn
 
 import firstdrift as fd
 from firstdrift.cli.main import cli
-
-from .networks import bare, made, record
 
 
 def run(*arguments, code=0):

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from tests.judge.rounding import bf16, f16, product, tf32
 
 import firstdrift as fd
 from firstdrift.judge.apriori import ladder
-
-from .rounding import bf16, f16, product, tf32
 
 UNIT = {"f32": 2.0**-24, "f64": 2.0**-53}
 

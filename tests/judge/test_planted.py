@@ -5,12 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from tests.judge.networks import bare, introduced, made, record, replays_of, standing_out
 from torch import nn
 
 import firstdrift as fd
 from firstdrift.core.sites import Site
-
-from .networks import bare, introduced, made, record, replays_of, standing_out
 
 
 class WrongReLU(torch.autograd.Function):

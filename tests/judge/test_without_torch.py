@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
+from tests.judge.networks import made, record
 from torch import nn
 
 import firstdrift as fd
 from firstdrift.judge.replay import programs
-
-from .networks import made, record
 
 
 @pytest.fixture

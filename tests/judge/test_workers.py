@@ -6,10 +6,9 @@ from multiprocessing import get_context
 
 import pytest
 import torch
+from tests.judge.networks import bare, made, record
 
 import firstdrift as fd
-
-from .networks import bare, made, record
 
 
 def first_drift(reference, candidate):

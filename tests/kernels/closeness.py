@@ -6,10 +6,9 @@ import dataclasses
 import math
 
 import numpy as np
+from tests.kernels.pairs import Array
 
 from firstdrift.kernels import Detail, Measurement, Region, Stats, pieces
-
-from .pairs import Array
 
 TOLERANCE = 1e-12
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels import oracle
+from tests.kernels import pairs as p
 
 from firstdrift.kernels import Detail, Measurement, definition, measure
 from firstdrift.kernels.pieces import matrix_shape
-
-from . import oracle
-from . import pairs as p
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.kernels import pairs as p
+from tests.kernels.closeness import assert_same_measurement, assert_same_stats
 
 from firstdrift import kernels
 from firstdrift.kernels import definition, pieces, threads
-
-from . import pairs as p
-from .closeness import assert_same_measurement, assert_same_stats
 
 
 def test_everything_works_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from tests.kernels import pairs as p
 
 from firstdrift.kernels import definition, stats
-
-from . import pairs as p
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels import pairs as p
+from tests.kernels.closeness import assert_same_measurement, assert_same_stats
 
 from firstdrift import kernels
 from firstdrift.kernels import definition
-
-from . import pairs as p
-from .closeness import assert_same_measurement, assert_same_stats
 
 native = importlib.import_module("firstdrift.kernels.native")  # where it is not compiled, this fails loudly
 

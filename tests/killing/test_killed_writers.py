@@ -5,8 +5,8 @@ import sys
 from random import Random
 
 import pytest
-from forking import Killer
-from killed_writers import WRITERS, nothing
+from tests.killing.forking import Killer
+from tests.killing.killed_writers import WRITERS, nothing
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
 AT_LEAST = 1_000

@@ -214,7 +214,7 @@ def test_memory_does_not_grow(kind: str, calls: int, width: int, tmp_path: Path)
     """One copy of the weights that each call left behind would show."""
     code = f"""
 from pathlib import Path
-from test_nothing_held import growth
+from tests.live.test_nothing_held import growth
 print(*growth({kind!r}, {calls}, {width}, Path({str(tmp_path)!r})))
 """
     # Alone, and with a fixed threshold: what is freed is given back at once, and nobody else's heap has gaps to fill.

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from odd import BATCH, WIDTH, Calls, Odd, finish, infer, inputs, linear, loss_of, mlp
+from tests.odd_models.odd import BATCH, WIDTH, Calls, Odd, finish, infer, inputs, linear, loss_of, mlp
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 from torch.nn.utils import parametrizations, parametrize, prune

@@ -1,7 +1,7 @@
 """Models whose gradients are odd: functions of their own, several passes, parts that have none."""
 
 import torch
-from odd import WIDTH, Calls, Odd, finish, inputs, linear, loss_of, mlp
+from tests.odd_models.odd import WIDTH, Calls, Odd, finish, inputs, linear, loss_of, mlp
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential

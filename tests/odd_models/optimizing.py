@@ -1,7 +1,7 @@
 """Training loops that are odd: closures, several optimizers, scalers, averages, groups that change."""
 
 import torch
-from odd import Calls, Odd, finish, inputs, linear, loss_of, mlp
+from tests.odd_models.odd import Calls, Odd, finish, inputs, linear, loss_of, mlp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 

@@ -103,7 +103,7 @@ def run_ranks(plan: str, path: Path | None) -> dict:
 
 def main(plan: str, path: str) -> None:
     import torch
-    from run_bits import Bits, seed
+    from tests.run_bits import Bits, seed
 
     import firstdrift as fd
 

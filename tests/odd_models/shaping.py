@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from odd import BATCH, WIDTH, Calls, Odd, finish, infer, inputs, linear, loss_of, mlp
+from tests.odd_models.odd import BATCH, WIDTH, Calls, Odd, finish, infer, inputs, linear, loss_of, mlp
 from torch import nn
 
 Pair = namedtuple("Pair", "left right")

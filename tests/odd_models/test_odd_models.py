@@ -5,13 +5,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from computing import COMPUTING
-from differentiating import DIFFERENTIATING
-from optimizing import OPTIMIZING
-from ranks import PLANS, run_ranks
-from run_bits import Bits, assert_same_bits, seed
-from shaping import SHAPING
-from watching import WATCHING
+from tests.odd_models.computing import COMPUTING
+from tests.odd_models.differentiating import DIFFERENTIATING
+from tests.odd_models.optimizing import OPTIMIZING
+from tests.odd_models.ranks import PLANS, run_ranks
+from tests.odd_models.shaping import SHAPING
+from tests.odd_models.watching import WATCHING
+from tests.run_bits import Bits, assert_same_bits, seed
 
 import firstdrift as fd
 

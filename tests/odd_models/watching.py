@@ -3,7 +3,7 @@
 import contextlib
 
 import torch
-from odd import Calls, Odd, finish, inputs, linear, loss_of, mlp
+from tests.odd_models.odd import Calls, Odd, finish, inputs, linear, loss_of, mlp
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,18 +1,13 @@
 """What belongs together is found by what is computed; names help, and neither names nor numbers decide alone."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from bench.matching.making import questions  # noqa: E402
 from bench.matching.scoring import score  # noqa: E402
-from paired_networks import Blocks, loaded, traced  # noqa: E402
+from tests.pair.paired_networks import Blocks, loaded, traced  # noqa: E402
 from torch import nn  # noqa: E402
 
 import firstdrift as fd  # noqa: E402

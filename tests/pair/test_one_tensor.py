@@ -1,15 +1,11 @@
 """One tensor under several names is compared once; and what only seems to be one is not hidden by that."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from paired_networks import traced  # noqa: E402
+from tests.pair.paired_networks import traced  # noqa: E402
 from torch import nn  # noqa: E402
 
 import firstdrift as fd  # noqa: E402

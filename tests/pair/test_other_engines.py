@@ -1,14 +1,10 @@
 """Traces of other engines need no map: what they computed is found by its numbers, and a mistake stays where it is."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from recorded_engines import CANDIDATES, PAIRS, unpacked
+from tests.pair.recorded_engines import CANDIDATES, PAIRS, unpacked
 
 import firstdrift as fd
 

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-
-from .worlds import NEVER, SMALL, TEXT, newest, pretrain, write_tokenizer
+from tests.pretrain.worlds import NEVER, SMALL, TEXT, newest, pretrain, write_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from .worlds import FINETUNE, firstdrift, pretrain
+from tests.pretrain.worlds import FINETUNE, firstdrift, pretrain
 
 WRONG = (None, "text", -1, 1.5, [], {}, True)
 

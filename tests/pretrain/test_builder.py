@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.pretrain.worlds import settings
 
 import firstdrift as fd
 from firstdrift.decoder.decoder_config import PRESETS, config_of
@@ -13,8 +14,6 @@ from firstdrift.errors import SelectionError, WeightsError
 from firstdrift.pretrain import building
 from firstdrift.pretrain.building import build_trainer, build_trainer_with_init
 from firstdrift.weights.open_checkpoint import open_checkpoint
-
-from .worlds import settings
 
 TINY = PRESETS["tiny"]
 

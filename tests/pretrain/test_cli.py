@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.pretrain.worlds import FINETUNE, NEVER, SMALL, events, firstdrift, newest, pretrain
 
 from firstdrift.cli.commands.pretrain import command
-
-from .worlds import FINETUNE, NEVER, SMALL, events, firstdrift, newest, pretrain
 
 
 def scratch(world, out, *more):

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import settings, write_tokenizer
 
 from firstdrift.errors import FormatError, NotFoundError, SelectionError
 from firstdrift.pretrain.data.corpora import find_corpus, open_shard, read_tokens
 from firstdrift.pretrain.data.training_tokenizer import open_tokenizer
 from firstdrift.pretrain.data.windows import batch_at, cut
-
-from .worlds import settings, write_tokenizer
 
 TOKENS = np.arange(1000) % 250
 NPY = b"\x93NUMPY\x01\x00" + (54).to_bytes(2, "little") + b"{'descr': '<u2', 'fortran_order': False, 'shape': (0,)}"

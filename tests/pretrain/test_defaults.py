@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, NEVER, SMALL, events, pretrain
 
 from firstdrift.decoder.decoder_config import PRESETS
 from firstdrift.errors import SelectionError
@@ -12,8 +13,6 @@ from firstdrift.pretrain.preparing import check_band, parse_band
 from firstdrift.pretrain.run_checkpoints import Progress
 from firstdrift.pretrain.run_settings import Settings
 from firstdrift.weights.loading.architecture import LLAMA_370M_BAND
-
-from .worlds import FINETUNE, NEVER, SMALL, events, pretrain
 
 
 def asked(*more):

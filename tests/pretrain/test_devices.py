@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.pretrain.worlds import FINETUNE, pretrain, settings
 
 import firstdrift as fd
 from firstdrift.decoder.decoder_config import PRESETS
@@ -15,8 +16,6 @@ from firstdrift.pretrain.run_checkpoints import CUDA_RNG, _random_state, _restor
 from firstdrift.pretrain.trainer import Trainer, check_device, resolve_device
 from firstdrift.weights.loading.arriving import held_crc32
 from firstdrift.weights.loading.load import in_memory
-
-from .worlds import FINETUNE, pretrain, settings
 
 TINY = PRESETS["tiny"]
 NO_CUDA, NOT_UPLOADED = "GATE-GPUTRAIN-002", "FALSIFY-APR-PRETRAIN-INIT-CUDA-001"

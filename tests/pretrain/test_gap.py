@@ -5,13 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, events, firstdrift, pretrain
 
 from firstdrift.pretrain.gaps import Gap, check_scratch, refuse_failed
 from firstdrift.pretrain.run_settings import GAP, LOSS, SCRATCH
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .worlds import FINETUNE, events, firstdrift, pretrain
 
 
 def tune(world, init, out, *more):

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from .worlds import firstdrift
+from tests.pretrain.worlds import firstdrift
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain.py"
 

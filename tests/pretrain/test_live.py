@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from .worlds import events, files_of, newest
+from tests.pretrain.worlds import events, files_of, newest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "live.py"
 SMALL = {

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, byte_vocabulary, files_of, firstdrift, pretrain, settings
 
 import firstdrift as fd
 from firstdrift.pretrain import building
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .worlds import FINETUNE, byte_vocabulary, files_of, firstdrift, pretrain, settings
 
 # From the first check to the last: the flaw, and what the error has to say.
 FLAWS = {

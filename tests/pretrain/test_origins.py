@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, events, newest, pretrain
 
 import firstdrift as fd
 from firstdrift.weights.conversion import convert
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .worlds import FINETUNE, events, newest, pretrain
 
 transformers = pytest.importorskip("transformers")
 

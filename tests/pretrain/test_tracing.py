@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.pretrain.worlds import FINETUNE, NEVER, events, files_of, firstdrift, newest, pretrain, settings
 
 import firstdrift as fd
 from firstdrift.decoder.decoder_config import config_of
 from firstdrift.pretrain.building import build_trainer_with_init
 from firstdrift.pretrain.training import recorded
-
-from .worlds import FINETUNE, NEVER, events, files_of, firstdrift, newest, pretrain, settings
 
 
 def tune(world, out, *more):

@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from tests.pretrain.worlds import FINETUNE, byte_vocabulary, firstdrift, newest, pretrain
 
 from firstdrift.decoder.tokenizing import tokenizer_of
-
-from .worlds import FINETUNE, byte_vocabulary, firstdrift, newest, pretrain
 
 tokenizers = pytest.importorskip("tokenizers")
 PROMPT = "the first theme"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from replaying import Body, batch, mlp, record, train
-from test_cuts import cuts_of
+from tests.program.replaying import Body, batch, mlp, record, train
+from tests.program.test_cuts import cuts_of
 from torch import nn
 
 import firstdrift as fd

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from replaying import Body, batch, mlp, record
-from test_cuts import cuts_of
+from tests.program.replaying import Body, batch, mlp, record
+from tests.program.test_cuts import cuts_of
 from torch import nn
 
 import firstdrift as fd

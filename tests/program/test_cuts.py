@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from replaying import Body, batch, mlp, record, train
+from tests.program.replaying import Body, batch, mlp, record, train
 from torch import nn
 
 import firstdrift as fd

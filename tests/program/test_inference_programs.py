@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from replaying import assert_replays, record
+from tests.program.replaying import assert_replays, record
 from torch import nn
 from torch.nn import functional
 

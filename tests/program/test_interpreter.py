@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from by_hand import DEFINITIONS, LEAVES, PRODUCT, STEP, W, X, program_of, step, whole, written
-from replaying import array_bits, bits_of, mlp, record_training
+from tests.program.by_hand import DEFINITIONS, LEAVES, PRODUCT, STEP, W, X, program_of, step, whole, written
+from tests.program.replaying import array_bits, bits_of, mlp, record_training
 
 import firstdrift as fd
 from firstdrift.errors import FirstdriftError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from replaying import record
+from tests.program.replaying import record
 from torch import nn
 
 import firstdrift as fd

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from replaying import WIDTH, Body, Recorded, assert_replays, batch, bits_of, mlp, record, record_training, train
+from tests.program.replaying import (
+    WIDTH,
+    Body,
+    Recorded,
+    assert_replays,
+    batch,
+    bits_of,
+    mlp,
+    record,
+    record_training,
+    train,
+)
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from replaying import Body, assert_replays, batch, mlp, record
+from tests.program.replaying import Body, assert_replays, batch, mlp, record
 from torch import nn
 
 import firstdrift as fd

@@ -5,10 +5,23 @@ import tracemalloc
 
 import pytest
 import torch
-from by_hand import DEFINITIONS, HEADER, LEAF, LEAVES, PRODUCT, STEP, W, X, program_of, step, whole, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replaying import record_training
+from tests.program.by_hand import (
+    DEFINITIONS,
+    HEADER,
+    LEAF,
+    LEAVES,
+    PRODUCT,
+    STEP,
+    W,
+    X,
+    program_of,
+    step,
+    whole,
+    written,
+)
+from tests.program.replaying import record_training
 from torch import nn
 
 import firstdrift as fd

@@ -21,7 +21,7 @@ def python(code, *args):
 
 RECORD = """
 import firstdrift as fd, torch
-from replaying import mlp, train
+from tests.program.replaying import mlp, train
 torch.manual_seed(0)
 model = mlp()
 optimizer = torch.optim.AdamW(model.parameters())
@@ -31,7 +31,7 @@ with fd.trace(model, sys.argv[1], optimizer=optimizer):
 """
 REPLAY = """
 from pathlib import Path
-from replaying import Recorded, assert_replays
+from tests.program.replaying import Recorded, assert_replays
 print(assert_replays(Recorded(Path(sys.argv[1]))))
 """
 

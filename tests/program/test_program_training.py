@@ -4,7 +4,18 @@ import json
 
 import pytest
 import torch
-from replaying import WIDTH, Body, Recorded, assert_replays, batch, bits_of, mlp, record, record_training, train
+from tests.program.replaying import (
+    WIDTH,
+    Body,
+    Recorded,
+    assert_replays,
+    batch,
+    bits_of,
+    mlp,
+    record,
+    record_training,
+    train,
+)
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

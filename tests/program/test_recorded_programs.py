@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from replaying import WIDTH, Body, Recorded, assert_replays, batch, mlp, record, record_training, replay
+from tests.program.replaying import WIDTH, Body, Recorded, assert_replays, batch, mlp, record, record_training, replay
 from torch import nn
 from torch.nn import functional
 

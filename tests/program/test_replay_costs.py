@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from replaying import batch, mlp, record
-from test_cuts import Attention, cuts_of
+from tests.program.replaying import batch, mlp, record
+from tests.program.test_cuts import Attention, cuts_of
 from torch import nn
 
 import firstdrift as fd

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from by_hand import LEAVES, X, program_of, step, whole, written
-from replaying import record
-from test_cuts import cuts_of
+from tests.program.by_hand import LEAVES, X, program_of, step, whole, written
+from tests.program.replaying import record
+from tests.program.test_cuts import cuts_of
 from torch import nn
 
 import firstdrift as fd

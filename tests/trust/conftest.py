@@ -1,14 +1,12 @@
 """The adversary's cases, drawn once for all tests."""
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "bench"))
 
 SAMPLED = 200  # cases of `make test`
 COMPLETE = 37_000  # cases of `make test-all`

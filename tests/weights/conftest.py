@@ -4,8 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
-from .samples import some_tensors
+from tests.weights.samples import some_tensors
 
 
 @pytest.fixture

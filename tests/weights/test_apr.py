@@ -8,6 +8,7 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.weights.samples import EXAMPLE, bits, same
 
 from firstdrift.errors import FirstdriftError, FormatError
 from firstdrift.weights.formats import apr_metadata
@@ -15,8 +16,6 @@ from firstdrift.weights.formats.apr_layout import BYTES, align, checksum
 from firstdrift.weights.formats.quantized_blocks import dequantize, encode_blocks
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .samples import EXAMPLE, bits, same
 
 METADATA = EXAMPLE[64 : 64 + 0x67]
 ENTRY = EXAMPLE[192:229]

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.weights.samples import bits
 
 from firstdrift.errors import FormatError
 from firstdrift.weights.formats import quantized_blocks
 from firstdrift.weights.formats.quantized_blocks import GEOMETRY, dequantize, encode_blocks, quantized_bytes, row_layout
-
-from .samples import bits
 
 KINDS = {"q4_k": gguf.GGMLQuantizationType.Q4_K, "q6_k": gguf.GGMLQuantizationType.Q6_K}
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
+from tests.weights.samples import bits, same, some_tensors
 
 from firstdrift.core.dtypes import numpy_dtype
 from firstdrift.errors import FirstdriftError, FormatError, NotFoundError, SelectionError
@@ -19,8 +20,6 @@ from firstdrift.store.formats.safetensors_trace import DTYPES
 from firstdrift.weights.json_file import read_json_object
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .samples import bits, same, some_tensors
 
 EXACT = {"safetensors": "m.safetensors", "safetensors-sharded": "m.safetensors.index.json", "pt": "m.pt"}
 

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.weights.samples import bits, gguf_types, same
+from tests.weights.test_gguf import split, write_gguf
 
 from firstdrift.cli.main import cli
 from firstdrift.errors import FormatError, TraceExistsError
 from firstdrift.weights.conversion import convert
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import WRITERS, write_checkpoint
-
-from .samples import bits, gguf_types, same
-from .test_gguf import split, write_gguf
 
 SUFFIXES = {
     "safetensors": ".safetensors",

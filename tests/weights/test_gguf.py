@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.weights.samples import bits
 
 from firstdrift.errors import FormatError
 from firstdrift.weights.formats.gguf_names import FAMILIES, gguf_name, hf_name, place_of
 from firstdrift.weights.open_checkpoint import open_checkpoint
-
-from .samples import bits
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 64
 

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.weights.samples import some_tensors
+from tests.weights.test_apr import build
 
 from firstdrift.errors import FirstdriftError
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .samples import some_tensors
-from .test_apr import build
 
 FILES = {
     "safetensors": "m.safetensors",

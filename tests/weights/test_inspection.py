@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.weights.samples import some_tensors
 
 from firstdrift.cli.main import cli
 from firstdrift.weights.difference import compare
 from firstdrift.weights.inspection import inspect_checkpoint
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .samples import some_tensors
 
 
 def run(*arguments):

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tests.weights.llama_cpp import run
 
 from firstdrift.decoder.engines import load_decoder
 from firstdrift.decoder.tokenizing import tokenizer_of
 from firstdrift.weights.conversion import convert
-
-from .llama_cpp import run
 
 pytestmark = pytest.mark.engines
 TOKENS = [1, 9690, 198, 2683, 359, 253, 5356, 5646]

@@ -7,14 +7,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.weights.samples import bits, gguf_types
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from firstdrift.weights.conversion import convert
 from firstdrift.weights.formats.gguf_header import parse_gguf_header
 from firstdrift.weights.open_checkpoint import open_checkpoint
 from firstdrift.weights.writing import write_checkpoint
-
-from .samples import bits, gguf_types
 
 TOKENS = torch.tensor([[1, 9690, 198, 2683, 359, 253, 5356, 5646]])
 

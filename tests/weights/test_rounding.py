@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.weights.samples import bits
 
 from firstdrift.core.dtypes import ML_NAMES, numpy_dtype
 from firstdrift.errors import FormatError
 from firstdrift.weights.dtype_rounding import as_dtype
-
-from .samples import bits
 
 NARROW = ["f16", "bf16", "f8e4m3fn", "f8e5m2"]
 
