@@ -79,11 +79,14 @@ def test_a_clean_port_is_green_without_a_map(files):
     assert result.exit_code == 0, result.sentence
 
 
-def test_another_eps_is_found_where_it_is(files, tmp_path):
-    recorded(llama(rms_norm_eps=1e-3), tmp_path / "reference")
+def test_a_weight_that_did_not_arrive_is_found_where_it_is(files, tmp_path):
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1.01)
+    recorded(model, tmp_path / "reference")
     result = fd.diff(tmp_path / "reference", files / "cpp", explain=False)
     assert result.exit_code == 1
-    assert "layernorm" in result.first_drift.site.name
+    assert (result.first_drift.phase, result.first_drift.name) == ("weight", "model.layers.1.mlp.down_proj")
 
 
 def test_a_cache_in_half_precision_is_recorded_and_shows_at_what_reads_it(files, tmp_path):

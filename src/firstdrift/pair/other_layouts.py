@@ -18,7 +18,6 @@ from ..core.traces import Array, Trace
 from .arrangements import Steps, agrees, arrangement, deinterleaved
 from .moments import EXACT
 from .pairs import Pair
-from .structure.outline import is_input
 
 SHARED = 2  # tensors that have to lie in one arrangement where shapes do not show it
 NAMED = frozenset({"name", "prefix", "alias", "map"})  # whose numbers are not asked for another arrangement
@@ -47,12 +46,8 @@ class _Layouts:
     def __init__(self, pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> None:
         self.pairs = {site: pair for site, pair in pairs.items() if site.phase in ("fwd", "input")}
         self.traces = reference, candidate
-        weights = [pair for site, pair in pairs.items() if site.phase == "weight" and _is_plain(pair)]
-        moved = [pair for pair in weights if self._has_moved_rows(pair)]
-        self.moved = {pair.site.name for pair in moved if pair.matched in NAMED}
-        self.heads = {
-            pair.site.name: head for pair in moved if pair.matched not in NAMED and (head := self._head_of(pair))
-        }
+        weights = (pair for site, pair in pairs.items() if site.phase == "weight" and pair.matched in NAMED)
+        self.moved = {pair.site.name for pair in weights if self._has_moved_rows(pair)}
 
     def _has_moved_rows(self, pair: Pair) -> bool:
         """Whether a matrix that is called alike begins with the same row, and goes on with another."""
@@ -61,16 +56,6 @@ class _Layouts:
             return False
         reference, candidate = self.arrays(pair)
         return agrees(reference[:1], candidate[:1], (), EXACT) and not agrees(reference[1:2], candidate[1:2], (), EXACT)
-
-    def _head_of(self, pair: Pair) -> tuple[int, bool] | None:
-        """The size of the heads whose rows lie otherwise, and which way: told by the whole matrix."""
-        reference, candidate = self.arrays(pair)
-        sizes = [size for size in range(4, len(reference) + 1, 2) if len(reference) % size == 0]
-        for size, halves in ((size, halves) for size in sizes for halves in (True, False)):
-            steps = deinterleaved(reference.shape, 0, size, halves=halves)
-            if agrees(reference, candidate, steps, EXACT):
-                return size, halves
-        return None
 
     def arrays(self, pair: Pair) -> tuple[Array, Array]:
         return self.traces[0].array(pair.reference), self.traces[1].array(pair.candidate[0])
@@ -84,25 +69,7 @@ class _Layouts:
         for site, steps in told.items():
             if steps is None and (alike := _fitting(self.pairs[site], usual)) is not None:
                 found[site] = alike
-        return found | self._hidden(found, usual) | self._of_rows()
-
-    def _of_rows(self) -> dict[Site, Steps]:
-        """Outputs of matrices whose rows lie otherwise: they lie as these do, whatever their numbers are."""
-        if len(self.heads) < SHARED:
-            return {}
-        found = {}
-        for site, pair in self.pairs.items():
-            shape = pair.reference.shape or ()
-            head = self.heads.get(site.name)
-            if (
-                head is not None
-                and not is_input(site)
-                and shape
-                and not shape[-1] % head[0]
-                and not _shapes_differ(pair)
-            ):
-                found[site] = deinterleaved(shape, len(shape) - 1, head[0], halves=head[1])
-        return found
+        return found | self._hidden(found, usual)
 
     def _is_borne_out(self, site: Site, told: Mapping[Site, Steps | None]) -> bool:
         """Whether more than this tensor's numbers speak for its arrangement: merged axes are in order, another tensor
