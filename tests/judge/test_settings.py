@@ -214,3 +214,13 @@ def test_a_module_of_ones_own_states_nothing_by_its_silence(tmp_path):
     result = fd.diff(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 0, result.sentence
     assert not result.settings
+
+
+@pytest.mark.parametrize(("eps", "stated"), [(1e-12, 0), (1e-5, 1)])
+def test_a_setting_under_another_engine_s_name_is_the_same_setting(tmp_path, eps, stated):
+    array = np.ones((2, 4), np.float32)
+    for name, attrs in ("reference", {"epsilon": 1e-12}), ("candidate", {"eps": eps}):
+        with fd.Writer(tmp_path / name) as writer:
+            writer.put("norm", "fwd", array, op="LayerNorm", attrs=attrs)
+    result = fd.diff(tmp_path / "reference", tmp_path / "candidate", explain=False)
+    assert [setting.key for setting in result.settings] == ["eps"] * stated

@@ -56,7 +56,7 @@ def both():
 
 def diffed(folder, ours, theirs):
     torch.manual_seed(1)
-    x = torch.randn(5, 8)
+    x = torch.randn(16, 8)
     return fd.diff(traced(ours, folder / "r", x), traced(theirs, folder / "c", x))
 
 

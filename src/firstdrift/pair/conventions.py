@@ -38,6 +38,9 @@ ROLES = {
     "running_var": "variance", "var": "variance", "moving_mean": "mean", "moving_variance": "variance",
 }  # fmt: skip
 
+# What engines call one setting of an operation.
+SETTINGS = {"epsilon": "eps", "variance_epsilon": "eps"}
+
 # Words of names that mean one thing.
 SYNONYMS = {
     "q": "query", "k": "key", "v": "value", "qcur": "query", "kcur": "key", "vcur": "value", "wte": "embedding",

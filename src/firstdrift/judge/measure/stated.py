@@ -11,6 +11,7 @@ import numpy as np
 from ...core.sites import Site
 from ...core.strict_json import Json, with_floats
 from ...core.traces import Trace
+from ...pair.conventions import SETTINGS
 from ...pair.pairs import Pair
 
 OPTIMIZER, HEADER = "optimizer", "header"
@@ -80,7 +81,7 @@ def _of_lines(pair: Pair, rule: str | None) -> Iterator[Stated]:
     reference, candidate = pair.reference, pair.candidate[0]
     if len(pair.candidate) > 1 or reference.details.get("attrs") == candidate.details.get("attrs"):
         return
-    mine, other = reference.attrs, candidate.attrs
+    mine, other = _by_usual_name(reference.attrs), _by_usual_name(candidate.attrs)
     if not mine or not other:  # a side that states nothing says nothing
         return
     is_stepped = pair.site.phase in _STEPPED
@@ -90,6 +91,10 @@ def _of_lines(pair: Pair, rule: str | None) -> Iterator[Stated]:
         a, b = mine.get(key, UNSAID), other.get(key, UNSAID)
         if not are_alike(a, b):
             yield Stated(where, key, a, b, ops[0], (pair.site,), ops[1])
+
+
+def _by_usual_name(attrs: Mapping[str, Json]) -> dict[str, Json]:
+    return {SETTINGS.get(key, key): value for key, value in attrs.items()}
 
 
 def _of_headers(reference: Mapping[str, Json], candidate: Mapping[str, Json], rule: str | None) -> Iterator[Stated]:
