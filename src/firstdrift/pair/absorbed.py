@@ -49,6 +49,7 @@ class Absorbing:
         self.names = {site.name: pair.candidate[0].site.name for site, pair in pairs.items() if pair.candidate}
         used = {record.site for pair in pairs.values() for record in pair.candidate}
         self.known: dict[Site, str] = dict(folded)
+        self.folded = {site.name for site in folded}  # modules whose name is something else's there
         self.tied = _tied(reference)
         self.spare = {
             dims_of(record) for record in candidate.records if record.site.phase == "weight" and record.site not in used
@@ -111,7 +112,7 @@ class Absorbing:
 
     def _inside(self, site: Site) -> str | None:
         """A step of what the candidate computes as one: its weights were compared, and all that is made of it."""
-        if self.records[site].producers is None or self._has_run(site):
+        if self.records[site].producers is None or (self._has_run(site) and site.name not in self.folded):
             return None
         if any(weight not in self.pairs and weight not in self.known for weight in self.weights.get(site.name, ())):
             return None
