@@ -23,6 +23,7 @@ from .structure.outline import is_input
 if TYPE_CHECKING:  # reading a map is not for free, and most comparisons need none
     from .mapping import Mapping, Rule
 
+FOLDED = "the same numbers, computed and compared"
 _TIED = PARAMETER_PHASES | {"optim"}
 Sites = dict[Site, Record]
 
@@ -190,17 +191,27 @@ class _Aligner:
                     self._pair(part, [sample], "sample", reference_steps=sample_steps(number))
 
     def by_folding(self) -> None:
-        """Parameters that the candidate holds as one: what has their name there is no counterpart, nor is what the
-        layer gives."""
-        for fold in folds(*self.traces, self.waiting.keys()):
-            gone = {*fold.sites, *(site for site in self.pairs if site.phase == "fwd" and site.name == fold.layer)}
-            for site in gone & self.pairs.keys():
-                if site in fold.sites or not is_input(site):
-                    pair = self.pairs.pop(site)
-                    self.waiting[site] = pair.reference
-                    self.used -= {record.site for record in pair.candidate}
+        """Parameters that one side holds as one: what has their name is no counterpart, nor is what the layer gives."""
+        reference, candidate = self.traces
+        for fold in folds(reference, candidate, self.waiting.keys()):
+            self._release({*fold.sites, *self._outputs_of(fold.layer)})
             self.used |= {record.site for record in fold.held}
-            self.folded |= dict.fromkeys(fold.sites, fold.why)
+            self.folded |= dict.fromkeys(fold.sites, f"folded into the candidate's {fold.name!r}: {FOLDED}")
+        for fold in folds(candidate, reference, self.candidate.keys() - self.used):
+            whole = {record.site for record in fold.held}
+            self._release({*whole, *self._outputs_of(fold.layer)})
+            self.used |= set(fold.sites)
+            self.folded |= dict.fromkeys(whole, f"the candidate holds it as {fold.parts}: {FOLDED}")
+
+    def _outputs_of(self, layer: str | None) -> set[Site]:
+        return {site for site in self.pairs if site.phase == "fwd" and site.name == layer and not is_input(site)}
+
+    def _release(self, sites: set[Site]) -> None:
+        """Let pairs go: their sites wait again, and what stood for them is free."""
+        for site in sites & self.pairs.keys():
+            pair = self.pairs.pop(site)
+            self.waiting[site] = pair.reference
+            self.used -= {record.site for record in pair.candidate}
 
     def by_evidence(self) -> None:
         """What nothing has named: by what was computed, and with what."""
@@ -210,10 +221,7 @@ class _Aligner:
         found = found_by_evidence(*self.traces, self.pairs, waiting, self.candidate, self.used)
         if found is None:
             return
-        for site in found.released:
-            pair = self.pairs.pop(site)
-            self.waiting[site] = pair.reference
-            self.used -= {record.site for record in pair.candidate}
+        self._release(set(found.released))
         self.notes += found.notes
         self.refuted = found.translation.found.refuted
         for site, record in list(self.waiting.items()):

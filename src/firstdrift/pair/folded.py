@@ -34,11 +34,19 @@ class Fold(NamedTuple):
     layer: str | None
 
     @property
-    def why(self) -> str:
-        """What is said of the parameters."""
-        site = self.held[0].site
-        name = ".".join(filter(None, (site.name, site.port)))
-        return f"folded into the candidate's {name!r}: the same numbers, computed and compared"
+    def name(self) -> str:
+        """The parameter that is all of them."""
+        return in_dots(self.held[0].site)
+
+    @property
+    def parts(self) -> str:
+        """What it is made of."""
+        return ", ".join(in_dots(site) for site in self.sites)
+
+
+def in_dots(site: Site) -> str:
+    """A parameter's module and name."""
+    return ".".join(filter(None, (site.name, site.port)))
 
 
 class _Layer(NamedTuple):

@@ -158,7 +158,8 @@ class Graph:
                 for owner, dot, port in [name.rpartition(".")]
                 if dot and (not served or not modules or {owner, owner.rpartition(".")[0]} & modules)
             ] or served[:1] or [(tensor, "weight")]  # fmt: skip
-            places += [place for place in served if place not in places and place[1] == places[0][1]]
+            if len(served) > 1:  # an exporter keeps equal parameters of several modules once
+                places += [place for place in served if place not in places and place[1] == places[0][1]]
             places = [place for place in places if place not in taken] or [(tensor, "weight")]
             taken.update(places)
             found[tensor] = [Site(0, "weight", *place) for place in places]
