@@ -81,3 +81,65 @@ def test_one_weight_that_differs_is_no_layout(compare):
         candidate[3].weight[1] *= 1.1
     first = compare(candidate).first_drift
     assert (first.phase, first.name) == ("weight", "3")
+
+
+class Block(nn.Module):
+    """A convolution with the norm that is called alike on both sides, or without it."""
+
+    def __init__(self, normed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.act, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Linear(64, 5)
+        if normed:
+            self.norm = network(1)[1]
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.head(self.act(self.norm(x) if hasattr(self, "norm") else x).flatten(1))
+
+
+def without_norm(model, factor=1.0):
+    plain = Block(False).eval()
+    plain.conv = nn.utils.fusion.fuse_conv_bn_eval(model.conv, model.norm)
+    with torch.no_grad():
+        plain.conv.weight[1] *= factor
+    plain.head.load_state_dict(model.head.state_dict())
+    return plain
+
+
+def traced(model, path):
+    with torch.no_grad(), fd.trace(model, path):
+        model(torch.randn(3, 4, 4, 4, generator=torch.Generator().manual_seed(1)))
+    return path
+
+
+@pytest.mark.parametrize("folds_reference", [False, True])
+def test_a_norm_that_one_side_has_not_is_folded_under_equal_names(tmp_path, folds_reference):
+    model = Block(True).eval()
+    paths = [traced(model, tmp_path / "normed"), traced(without_norm(model), tmp_path / "plain")]
+    result = fd.diff(*(reversed(paths) if folds_reference else paths))
+    assert result.exit_code == 0, result.sentence
+    assert any("the same numbers, computed and compared" in item.reason for item in result.absorbed)
+
+
+@pytest.mark.parametrize("folds_reference", [False, True])
+def test_a_norm_that_was_folded_wrongly_under_equal_names_is_not_green(tmp_path, folds_reference):
+    model = Block(True).eval()
+    paths = [traced(model, tmp_path / "normed"), traced(without_norm(model, 1.01), tmp_path / "plain")]
+    assert fd.diff(*(reversed(paths) if folds_reference else paths), explain=False).exit_code == 1
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.01, 1)])
+def test_a_normalised_weight_is_what_the_candidate_holds_as_one(tmp_path, factor, code):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    plain.load_state_dict(model.state_dict())
+    nn.utils.parametrizations.weight_norm(model[0])
+    with torch.no_grad():
+        model[0].parametrizations.weight.original1.mul_(1.5)  # its length counts for nothing
+        plain[0].weight[2] *= factor
+    for side, network_ in (("reference", model), ("candidate", plain)):
+        with torch.no_grad(), fd.trace(network_, tmp_path / side):
+            network_(torch.ones(2, 4))
+    assert fd.diff(tmp_path / "reference", tmp_path / "candidate", explain=False).exit_code == code

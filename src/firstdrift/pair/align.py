@@ -196,12 +196,20 @@ class _Aligner:
         for fold in folds(reference, candidate, self.waiting.keys()):
             self._release({*fold.sites, *self._outputs_of(fold.layer)})
             self.used |= {record.site for record in fold.held}
+            self._pair_outputs(fold.norm, fold.layer)
             self.folded |= dict.fromkeys(fold.sites, f"folded into the candidate's {fold.name!r}: {FOLDED}")
         for fold in folds(candidate, reference, self.candidate.keys() - self.used):
             whole = {record.site for record in fold.held}
-            self._release({*whole, *self._outputs_of(fold.layer)})
+            self._release({*whole, *self._outputs_of(fold.layer), *self._outputs_of(fold.norm)})
             self.used |= set(fold.sites)
+            self._pair_outputs(fold.layer, fold.norm)
             self.folded |= dict.fromkeys(whole, f"the candidate holds it as {fold.parts}: {FOLDED}")
+
+    def _pair_outputs(self, name: str | None, other: str | None) -> None:
+        """What a module gives with what stands for it, by another module's name."""
+        for site in [site for site in self.waiting if site.phase == "fwd" and site.name == name and not is_input(site)]:
+            if other is not None and self._is_free(site._replace(name=other)):
+                self._pair(site, [site._replace(name=other)], "weights")
 
     def _outputs_of(self, layer: str | None) -> set[Site]:
         return {site for site in self.pairs if site.phase == "fwd" and site.name == layer and not is_input(site)}

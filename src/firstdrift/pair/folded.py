@@ -26,12 +26,12 @@ LENGTH_AND_DIRECTION = (("original0", "original1"), ("weight_g", "weight_v"))  #
 
 
 class Fold(NamedTuple):
-    """Parameters of the reference, the candidate's that are all of them, and the layer that gives something else
-    there; none where it does not."""
+    """Parameters of the reference, the candidate's that are all of them, and the layer and norm that are one there."""
 
     sites: tuple[Site, ...]
     held: tuple[Record, ...]
-    layer: str | None
+    layer: str | None = None
+    norm: str | None = None
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ def _norms(reference: Trace, candidate: Trace, missing: Collection[Site], weight
             held = [_like(made, candidate, weights) for made in _as_one(reference, layer, norm)]
             whole = tuple(record for record in held if record is not None)
             if len(whole) == len(held):
-                yield Fold((*(record.site for record in layer.held.values()), *parts), whole, layer.name)
+                yield Fold((*(record.site for record in layer.held.values()), *parts), whole, layer.name, norm.name)
 
 
 def _directions(
@@ -88,7 +88,7 @@ def _directions(
                 continue
             held = _like(_normalised(reference.array(record), reference.array(other)), candidate, weights)
             if held is not None:
-                yield Fold((site, other.site), (held,), None)
+                yield Fold((site, other.site), (held,))
 
 
 def _normalised(length: Array, direction: Array) -> Array:
