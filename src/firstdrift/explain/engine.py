@@ -157,7 +157,7 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 
 def _at_level(asked: Asked, level: Level) -> Answer | None:
     """Another table, calls in a row that one side alone makes, or the fewest calls made as the candidate makes them."""
-    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK)
+    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK, guesses=False)
     for changes in (exchanged_tables(lined), ends_earlier(lined)):
         found = [tried for change in changes if (tried := trial.tried(change)) is not None]
         if found:
@@ -165,7 +165,7 @@ def _at_level(asked: Asked, level: Level) -> Answer | None:
     further = goes_on(asked, lined)
     if further is not None:
         return further
-    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK))
+    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK, guesses=False))
     return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
 
 

@@ -159,6 +159,13 @@ def formats(rerun: Rerun) -> Iterator[Change]:
             yield Change(dtype, label, said, edit, 6.0, parameters={"dtype": NAMES[dtype]})  # type: ignore[arg-type]
 
 
+def dtypes(rerun: Rerun) -> frozenset[str]:
+    """The dtypes of the values of a step."""
+    step = rerun.step
+    refs = (Ref(number, at) for number, call in step.calls() for at in range(len(call.results)))
+    return frozenset(found.dtype for ref in refs if (found := step.type_of(ref)) is not None)
+
+
 def rounded(around: Around, dtype: str) -> Edit:
     """A call of which everything that it reads and makes is rounded."""
     floats = [ref for ref in dict.fromkeys(around.tensors) if around.rerun.kind(ref) == "f"]

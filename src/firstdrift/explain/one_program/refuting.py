@@ -22,9 +22,9 @@ from ...core.traces import Array
 from ...program.calls import Call, NotReplayableError, Ref, reads
 from ...program.edits import Edit, Fragment
 from ...program.reruns import Rerun
-from ..one_program.trying import Asked
 from ..changes.rates import LABELS as RATES
 from ..changes.rates import set_there
+from ..one_program.trying import Asked
 from .around import Change
 from .trying import Question, Trial, Tried, apart
 from .values import PART

@@ -17,7 +17,7 @@ from ...program.calls import Ref
 from ...program.edits import Edit
 from ...program.reruns import Piece, Rerun
 from ..masked_fills import without_fills
-from .agreement import EXACT, LEAST_NOISE, size_of
+from .agreement import CHANCE, EXACT, LEAST_NOISE, size_of
 from .around import Change
 
 Floats = NDArray[np.float64]
@@ -38,10 +38,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class OneSided:
-    """What only one of two programs has: `numbers` that the other one is given, tensors that it alone reads."""
+    """What only one of two programs has: `numbers` that the other one is given and `dtypes` that it computes in,
+    tensors that it alone reads."""
 
     numbers: tuple[float, ...] = ()
     tensors: tuple[Ref, ...] = ()
+    dtypes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,9 @@ class Trial:
 
     def __init__(
         self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None,
-        refuted: Callable[[Tried], bool] = lambda _: False,
+        refuted: Callable[[Tried], bool] = lambda _: False, *, guesses: bool = True,
     ) -> None:  # fmt: skip
+        """`guesses`: whether changes are tried that no program shows, of which one may fit by chance."""
         self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
@@ -69,6 +72,7 @@ class Trial:
         self.enough = EXACT * max(question.noise, LEAST_NOISE) * self.scale
         self.target: Ref = rerun.target
         self.until = rerun.spent + work
+        self.guesses, self.tries = guesses, 0
 
     @cached_property
     def telling(self) -> int:
@@ -87,6 +91,7 @@ class Trial:
         made = self.rerun.run(edit, self.target)
         if made is None:
             return None
+        self.tries += 1
         try:
             made = self.question.brought(made)
         except (ValueError, IndexError):
@@ -108,7 +113,12 @@ class Trial:
             return None
         predicted, _ = without_fills(made, self.found)
         found = Tried(change.named, left / self.scale if self.scale else left, predicted, self.rerun)
-        return None if self.refuted(found) else found
+        return None if self._by_chance or self.refuted(found) else found
+
+    @property
+    def _by_chance(self) -> bool:
+        """Whether one of so many changes would meet a single number within the noise, wherever they lead."""
+        return self.guesses and self.telling == 1 and 2 * self.tries * self.enough > CHANCE * self.unchanged
 
 
 def difference(made: Floats, found: Floats) -> Floats:

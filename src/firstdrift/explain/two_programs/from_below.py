@@ -19,6 +19,7 @@ from ...core.traces import Array
 from ...program.calls import Call, Ref
 from ...program.reruns import Rerun
 from ..changes.constants import constants
+from ..changes.states import dtypes
 from ..one_program.around import Around
 from ..one_program.refuting import Elsewhere
 from ..one_program.search import arounds_of, changes_that_fit
@@ -119,7 +120,7 @@ def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
     as_written = (some for value in strange for some in (value, -value, *((1 / value, -1 / value) if value else ())))
     numbers = list(dict.fromkeys(as_written))
     tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
-    return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors))
+    return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors), dtypes(other))
 
 
 def _numbers(rerun: Rerun) -> dict[float, None]:

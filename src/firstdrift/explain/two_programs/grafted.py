@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...core.traces import Array
 from ...program.calls import Ref, reads
 from ...program.edits import Edit, local
 from ...program.reruns import Rerun
@@ -26,6 +27,7 @@ from ..naming import (
 from ..one_program.around import MOVES, Around, Change, base
 from ..one_program.values import call_told, origin, told
 from .aligned import Aligned, Graft, edit_of, is_idle, lost
+from .lined import SAME
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side
@@ -120,11 +122,36 @@ def _is_another(aligned: Aligned, graft: Graft) -> bool:
 def _call_apart(aligned: Aligned, graft: Graft) -> Change:
     """One call that both make, given another number or another tensor."""
     around, candidate = Around(aligned.reference, graft.reference), Around(aligned.candidate, graft.candidate)
-    change = next(settings_apart(around, candidate), None) if around.op == candidate.op else None
+    change = _settings_needed(aligned, graft) if around.op == candidate.op else None
     if change is None:
         label, said = _read_otherwise(aligned, graft)
         change = Change(f"read by {around.written}", label, said, {}, A_TENSOR + len(graft.written), parameters={})
     return replace(change, edit=edit_of([graft]), free=0, undone="", at=graft.reference, candidate=graft.candidate)
+
+
+def _settings_needed(aligned: Aligned, graft: Graft) -> Change | None:
+    """The settings of a call that are others and matter: one that does alone, else all that do something, first those
+    that are no padding, which only keeps the size. None where none differs."""
+    rerun, target = aligned.reference, aligned.reference.target
+    around, candidate = Around(rerun, graft.reference), Around(aligned.candidate, graft.candidate)
+    found = list(settings_apart(around, candidate))
+    if len(found) < 2:
+        return next(iter(found), None)
+    whole, alone = rerun.run(edit_of([graft]), target), [rerun.run(change.edit, target) for change in found]
+    enough = next((change for change, made in zip(found, alone, strict=True) if _same(made, whole)), None)
+    if enough is not None:
+        return enough
+    some = [change for change, made in zip(found, alone, strict=True) if not _same(made, rerun.array(target))] or found
+    some.sort(key=lambda change: change.label == "padding")
+    parameters = {key: value for change in some for key, value in (change.parameters or {}).items()}
+    said = " and ".join(change.said for change in some)
+    return replace(some[0], said=said, parameters=parameters, bits=A_PLACE * (len(some) - 1) + some[0].bits)
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return bool(np.allclose(one, other, rtol=SAME, atol=SAME * float(np.abs(other).max(initial=0.0)), equal_nan=True))
 
 
 def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
