@@ -20,7 +20,7 @@ from ...program.calls import Call, Ref
 from ...program.reruns import Rerun
 from ..changes.constants import constants
 from ..changes.states import dtypes
-from ..one_program.around import Around
+from ..one_program.around import Around, base
 from ..one_program.refuting import Elsewhere
 from ..one_program.search import arounds_of, changes_that_fit
 from ..one_program.trying import Answer, Asked, OneSided, Question, Trial, Tried, apart
@@ -34,6 +34,13 @@ MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocal
 UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
 CALLS = (  # kinds of changes of what a call does
     "number ", "without ", "skipped", "order", "first", "second", "everywhere", "nowhere",
+)  # fmt: skip
+FAMILIES = (  # operations that may stand for each other
+    frozenset({"add", "sub", "rsub", "addmm", "addcmul", "addcdiv", "lerp", "baddbmm"}),
+    frozenset({"mul", "div", "reciprocal", "floor_divide", "addcmul", "addcdiv", "lerp", "_softmax"}),
+    frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "maximum", "minimum", "max", "min"}),
+    frozenset({"lt", "le", "gt", "ge", "eq", "ne", "tril", "triu"}),
+    frozenset({"pow", "exp", "exp2", "sqrt", "rsqrt", "square"}),
 )  # fmt: skip
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
@@ -180,10 +187,19 @@ def _weighed(tried: Tried, other: Rerun | None) -> Tried:
     """A change, with what it takes more to say where the other side's step makes just as many such calls: then the two
     programs do not differ there, unless in what is read."""
     change = tried.change
+    if other is not None and change.kind.startswith("number ") and not _may_be_made(tried, other):
+        return replace(tried, change=replace(change, bits=change.bits + UNSEEN))
     is_call = change.kind.startswith(CALLS) or any(name.startswith("reference_") for name in change.parameters or {})
     if other is None or not is_call or not all(_is_alike(tried.rerun, number, other) for number in change.edit):
         return tried
     return replace(tried, change=replace(change, bits=change.bits + UNSEEN))
+
+
+def _may_be_made(tried: Tried, other: Rerun) -> bool:
+    """Whether the other side makes calls there that are of the kind given another number, or may stand for it."""
+    ops = {base(call) for call in other.calls.values()}
+    changed = {base(tried.rerun.calls[number]) for number in tried.change.edit if number in tried.rerun.calls}
+    return all(any(op in alike and alike & ops for alike in FAMILIES) or op in ops for op in changed)
 
 
 def _is_alike(rerun: Rerun, number: int, other: Rerun) -> bool:

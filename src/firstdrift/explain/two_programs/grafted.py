@@ -145,7 +145,7 @@ def _settings_needed(aligned: Aligned, graft: Graft) -> Change | None:
     some.sort(key=lambda change: change.label == "padding")
     parameters = {key: value for change in some for key, value in (change.parameters or {}).items()}
     said = " and ".join(change.said for change in some)
-    return replace(some[0], said=said, parameters=parameters, bits=A_PLACE * (len(some) - 1) + some[0].bits)
+    return replace(some[0], said=said, parameters=parameters, bits=some[0].bits + len(some) - 1)
 
 
 def _same(one: Array | None, other: Array | None) -> bool:
@@ -214,7 +214,16 @@ class _Apart:
             self.made = _stem(candidate, made, there) or _outermost(candidate, made)
             self.lost = _stem(reference, lost, common) or _outermost(reference, lost)
             if not self.is_reordered:
-                self.made = _one_term(candidate, self.made, there)
+                self.made = self._read_there(_one_term(candidate, self.made, there))
+
+    def _read_there(self, made: list[int]) -> list[int]:
+        """A call of which other numbers are handed on than those that are read: the call that these come from."""
+        candidate, twins = self.aligned.candidate, self.aligned.lined.twins
+        read = [ref for graft in self.grafts for ref in reads(candidate.calls[graft.candidate]) if ref not in twins]
+        sources = {_source(candidate, ref) for ref in read}
+        source = sources.pop() if len(sources) == 1 else None
+        moved = source is not None and source.node in candidate.calls and base(candidate.calls[source.node]) in MOVES
+        return [source.node] if source is not None and moved and len(made) == 1 else made
 
     @property
     def is_reordered(self) -> bool:
@@ -274,6 +283,7 @@ class _Apart:
         if self.is_reordered:
             return "op-order", said
         alone = len(made) == len(lost) == 1
+        said += _value_told(candidate.array(Ref(made[0])), reference.array(Ref(lost[0]))) if alone else ""
         if alone and base(candidate.calls[made[0]]) == base(reference.calls[lost[0]]):
             for change in settings_apart(Around(reference, lost[0]), Around(candidate, made[0])):
                 return change.label, change.said
@@ -291,6 +301,24 @@ class _Apart:
                 return left_out_label(around, around.tensors.index(gone[0]), gone[0], other)
         written = _as_written(reference, self.lost)
         return skipped_label(Around(reference, self.lost[0])) if len(written) == 1 else CHANGED
+
+
+def _source(rerun: Rerun, ref: Ref) -> Ref:
+    """Where numbers come from, past calls that only move them: of several joined, the one that has them."""
+    numbers = rerun.array(ref)
+    while (call := rerun.calls.get(ref.node)) is not None and base(call) in MOVES and ref not in rerun.given:
+        have = [one for one in reads(call) if np.isin(numbers, rerun.array(one)).all()]
+        if not have or have[0] in rerun.given or have[0].node not in rerun.calls:
+            break
+        ref = have[0]
+    return ref
+
+
+def _value_told(one: Array, other: Array) -> str:
+    """Two single numbers, the candidate's and the reference's; nothing of more."""
+    if one.size != 1 or other.size != 1 or one.dtype.kind != "f":
+        return ""
+    return f" ({float(one.item()):.6g} instead of {float(other.item()):.6g})"
 
 
 def _leads(rerun: Rerun, starts: set[Ref], ref: Ref) -> bool:
