@@ -73,14 +73,14 @@ def shared_parameter(evidence: Evidence) -> Iterator[Finding]:
         if not all(np.array_equal(one, its) for one, its in zip(own, there, strict=True)):
             continue
         name, a, b = f"{other.name}.{other.port}", floats(evidence.expected), floats(evidence.found)
-        if np.array_equal(a, reference) and np.any(candidate) and not np.array_equal(b, candidate):
+        if agree(evidence, a, reference) and not agree(evidence, b, candidate):
             said = f"the reference shares this parameter with {name}; the candidate has two that begin equal, and each "
             said += "gets its own gradient"
-            if agree(evidence, a - candidate, b):
+            if np.any(candidate) and agree(evidence, a - candidate, b):
                 yield Finding("untied-head", said, a - candidate, 0, {"tied_to": name})
-        elif np.array_equal(b, candidate) and np.any(reference) and not np.array_equal(a, reference):
+        elif np.array_equal(b, candidate) and not agree(evidence, a, reference):
             said = f"the candidate shares this parameter with {name}, and its gradient is that of both"
-            if agree(evidence, a + reference, b):
+            if np.any(reference) and agree(evidence, a + reference, b):
                 yield Finding("tied-gradient", said, a + reference, 0, {"tied_to": name})
 
 
