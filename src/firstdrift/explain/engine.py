@@ -165,8 +165,12 @@ def _at_level(asked: Asked, level: Level) -> Answer | None:
     further = goes_on(asked, lined)
     if further is not None:
         return further
-    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK, guesses=False))
-    return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
+    for by_ends in (False, True):
+        trial = Trial(level.reference, level.question, LEVEL_WORK, guesses=False)
+        grafted = smallest_graft(aligned(lined, by_ends=by_ends), trial)
+        if grafted is not None:
+            return replace(told_of([grafted], lined), predicted=asked.found, both=True)
+    return None
 
 
 def beyond_range(replays: Replays, site: Site) -> str | None:
