@@ -207,7 +207,7 @@ class Scheduled(nn.Module):
             now = self.rates[step]
             then = self.rates[steps[at + 1]] if at < 2 else torch.ones(())
             moved = self.linear(x)
-            x = then.sqrt() * (x - moved) / now.sqrt() + (1 - then).sqrt() * moved
+            x = then.sqrt() * ((x - moved) / now.sqrt()) + (1 - then).sqrt() * moved
         return x
 
 
@@ -219,7 +219,8 @@ class ScheduledByTable(Scheduled):
         then = torch.cat([self.rates[:1], taken[:-1]])
         for at in reversed(range(3)):
             moved = self.linear(x)
-            x = (x - moved) / torch.sqrt(taken[at]) * torch.sqrt(then[at]) + torch.sqrt(1 - then[at]) * moved
+            start = (x - moved) / torch.sqrt(taken[at])
+            x = torch.sqrt(then[at]) * start + torch.sqrt(1 - then[at]) * moved
         return x
 
 

@@ -45,13 +45,14 @@ class Elsewhere:
     mine: Callable[[Site], Rerun | None]
     other: Callable[[Site], Array | None]
 
-    def refutes(self, tried: Tried) -> bool:
-        """Whether a tensor that the same lines make, and that drifts, is another one with the same change."""
+    def held(self, tried: Tried) -> int | None:
+        """How many other tensors that drift the same change of the same lines makes; None where one is another one."""
         parts = (call.part for number in tried.change.edit if (call := tried.rerun.calls.get(number)) is not None)
         is_step = self.asked.site.phase in STEPS and all(part == PART for part in parts)
         if not (tried.change.free or is_step) or self.asked.piece is not None:
-            return False
-        return any(self._contradicts(tried, rerun, question) for rerun, question in self._trials)
+            return 0
+        found = [self._bears_out(tried, rerun, question) for rerun, question in self._trials]
+        return None if False in found else found.count(True)
 
     @cached_property
     def _trials(self) -> list[tuple[Rerun, Question]]:
@@ -72,7 +73,8 @@ class Elsewhere:
             return lambda array: array
         return lambda array: np.subtract(array, before)
 
-    def _contradicts(self, tried: Tried, rerun: Rerun, question: Question) -> bool:
+    def _bears_out(self, tried: Tried, rerun: Rerun, question: Question) -> bool | None:
+        """Whether a change makes another tensor; None where that tells nothing."""
         with suppress(NotReplayableError, ValueError, IndexError, KeyError):
             like = rerun if tried.rerun.is_opened == rerun.is_opened else rerun.opened()
             edit = (
@@ -81,13 +83,13 @@ class Elsewhere:
                 else (_set_there(tried.change, like) or _moved(tried.change.edit, tried.rerun, like))
             )
             if like is None or edit is None:
-                return False
+                return None
             trial = Trial(like, question, WORK)
             if trial.unchanged <= trial.enough:
-                return False
+                return None
             made = trial.run(edit)
-            return made is None or apart(made, trial.found) > trial.enough
-        return False
+            return made is not None and apart(made, trial.found) <= trial.enough
+        return None
 
 
 def _set_there(change: Change, rerun: Rerun) -> Edit | None:

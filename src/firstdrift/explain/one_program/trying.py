@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +54,7 @@ class Tried:
     left: float
     predicted: Array
     rerun: Rerun  # the program that it is a change of
+    held: int = 0  # other tensors that it makes as well
 
 
 class Trial:
@@ -61,10 +62,11 @@ class Trial:
 
     def __init__(
         self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None,
-        refuted: Callable[[Tried], bool] = lambda _: False, *, guesses: bool = True,
+        held: Callable[[Tried], int | None] = lambda _: 0, *, guesses: bool = True,
     ) -> None:  # fmt: skip
-        """`guesses`: whether changes are tried that no program shows, of which one may fit by chance."""
-        self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
+        """`held` says how many other tensors a change makes, None where one refutes it; `guesses`, whether changes are
+        tried that no program shows, of which one may fit by chance."""
+        self.rerun, self.question, self.only, self.held = rerun, question, only or OneSided(), held
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
         self.scale = max(size_of(self.found), size_of(expected))
@@ -113,7 +115,8 @@ class Trial:
             return None
         predicted, _ = without_fills(made, self.found)
         found = Tried(change.named, left / self.scale if self.scale else left, predicted, self.rerun)
-        return None if self._by_chance or self.refuted(found) else found
+        held = None if self._by_chance else self.held(found)
+        return None if held is None else replace(found, held=held)
 
     @property
     def _by_chance(self) -> bool:
@@ -148,6 +151,7 @@ class Answer:
     free: int
     rivals: tuple[str, ...] = ()
     both: bool = False  # both sides' programs were lined up
+    held: int = 0  # other tensors that the same change makes
 
 
 @dataclass(frozen=True)

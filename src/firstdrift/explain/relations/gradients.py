@@ -10,7 +10,7 @@ import numpy as np
 from ...core.sites import Site
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import agree, distance, factor, floats, limit, rounded, snapped, telling
+from ..one_program.agreement import ALONE, agree, distance, factor, floats, limit, rounded, snapped, telling
 from .hypotheses import Finding, Hypothesis
 
 CANCELLED = 1e-3  # of the largest: gradients below that may be the rounding errors of a sum that is zero
@@ -43,7 +43,9 @@ def one_factor(evidence: Evidence) -> Iterator[Finding]:
     elif _from_here(evidence, times):
         sentence = f"this gradient and all that come of it are {value:.6g} times what they should be"
         sentence += _reason(evidence, times)
-        yield Finding("gradient-scale", sentence, predicted, 1, {"factor": value, "from": evidence.site.name})
+        yield Finding(
+            "gradient-scale", sentence, predicted, 1, {"factor": value, "from": evidence.site.name}, most=ALONE
+        )
 
 
 def not_zeroed(evidence: Evidence) -> Iterator[Finding]:

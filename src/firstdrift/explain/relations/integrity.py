@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...core.sites import BACKWARD_PHASES, Site
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import Floats, floats, limit
+from ..one_program.agreement import ALONE, Floats, floats, limit
 from .hypotheses import FEW, Finding, Hypothesis
 
 LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}
@@ -189,7 +189,8 @@ def not_updated(evidence: Evidence) -> Iterator[Finding]:
     by = "the candidate" if kind == "buffer" else "the candidate's optimizer"
     later = next((step for step in _later_steps(evidence) if _is_moved(evidence, site._replace(step=step))), None)
     if later is None:
-        yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found)
+        most = 1.0 if kind == "buffer" or still or _later_steps(evidence) else ALONE
+        yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found, most=most)
     elif site.phase == "weight_after" and _moves_states(evidence):
         said = f"the learning rate is 0 at step {site.step}: {by} moves the states of this {kind} and not the {kind}, "
         said += f"which it moves at step {later}"

@@ -139,7 +139,7 @@ def of_reference(sides: Sides) -> Answer | None:
     work = WORK
     for level in sides.levels:
         start = level.reference.spent
-        trial = Trial(level.reference, level.question, work, level.reference_alone, level.elsewhere.refutes)
+        trial = Trial(level.reference, level.question, work, level.reference_alone, level.elsewhere.held)
         found = changes_that_fit(trial, arounds_of(level.reference))
         if found:
             return told_of([_weighed(tried, level.candidate) for tried in found])
@@ -156,7 +156,7 @@ def of_candidate(sides: Sides) -> Answer | None:
         asked, made = level.question, level.candidate.array(level.candidate.target)
         question = Question(asked.expected, level.brought(made), asked.noise, level.brought)
         start = level.candidate.spent
-        trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.refutes)
+        trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.held)
         found = changes_that_fit(trial, arounds_of(level.candidate))
         if found:
             told = told_of([_weighed(_undone(tried), level.reference) for tried in found])
