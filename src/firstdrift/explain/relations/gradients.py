@@ -75,6 +75,7 @@ def shared_parameter(evidence: Evidence) -> Iterator[Finding]:
         if not all(np.array_equal(one, its) for one, its in zip(own, there, strict=True)):
             continue
         name, a, b = f"{other.name}.{other.port}", floats(evidence.expected), floats(evidence.found)
+        reference, candidate = floats(reference), floats(candidate)
         if agree(evidence, a, reference) and not agree(evidence, b, candidate):
             said = f"the reference shares this parameter with {name}; the candidate has two that begin equal, and each "
             said += "gets its own gradient"
