@@ -227,3 +227,37 @@ class ScheduledByTable(Scheduled):
 def test_the_call_that_is_told_makes_the_numbers_that_are_read(tmp_path):
     cause = first_drift(tmp_path, Scheduled(), ScheduledByTable(), X, (None, None)).cause
     assert "getitem(rates, ...) instead of ones([]) (0.987654 instead of 1)" in cause.sentence, cause
+
+
+class Sloped(nn.Module):
+    """Attention of three heads by hand, with slopes that are kept in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 36), nn.Linear(12, 5)
+        self.register_buffer("slopes", torch.tensor([0.25, 0.0625, 0.5]), persistent=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / 2 + self.slopes[:, None, None] * self.apart(x)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 7, 12))
+
+    def apart(self, x):
+        at = torch.arange(x.shape[1])
+        return -(at[:, None] - at[None]).abs().to(x.dtype)
+
+
+class SlopedByFormula(Sloped):
+    """The same by a fused call, with slopes that are computed at every call."""
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (3, 4)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        slopes = torch.pow(2, -8 * torch.arange(1, 4) / 3)
+        mask = (slopes.view(3, 1, 1) * self.apart(x)).expand(2, 3, 7, 7)
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+def test_a_table_that_one_side_computes_is_put_in_the_place_of_one_that_the_other_keeps(tmp_path):
+    x = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(5))
+    cause = first_drift(tmp_path, Sloped(), SlopedByFormula(), x, (None, None)).cause
+    assert "0.15749, 0.0248031, 0.00390625 instead of 0.25, 0.0625, 0.5" in cause.sentence, cause
