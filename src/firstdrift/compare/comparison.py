@@ -189,9 +189,12 @@ def explained_by_both(evidence: Evidence, pair: Pair, replays: Replays | None) -
     if not (np.abs(evidence.found) < HUGE).all() and (lost := out_of_range(pair, replays)) is not None:
         return lost
     given = explain(evidence, GIVEN)
-    if _is_clear(given):
+    is_of_a_part = "from" in given.parameters  # a factor of some gradients: perhaps another path that is as long
+    if _is_clear(given) and not is_of_a_part:
         return given
     changed = None if replays is None else smallest_change(evidence, pair, replays)
+    if _is_clear(given) and (changed is None or "path" not in changed.parameters):
+        return given
     if changed is None:
         return explain(evidence, TABLE)
     asked = {"scale": IN_PART, "changed-call": WIRED}.get(changed.label)

@@ -13,7 +13,7 @@ from ..core.sites import Site
 from ..judge.replay.replays import Replays
 from ..program.calls import NotReplayableError
 from ..program.reruns import Piece, Rerun
-from .changes.states import exchanged_tables
+from .changes.states import computed_tables, exchanged_tables
 from .naming import CHANGED, more_label
 from .one_program.agreement import size_of
 from .one_program.around import MOVES, Around, Change
@@ -80,7 +80,18 @@ def _smallest(asked: Asked, sides: Sides) -> Answer | None:
         found += [] if one is None else [one]
         if found and min(map(length, found)) <= enough:
             break
-    return min(found, key=length, default=None)
+    return min(found, key=length) if found else _by_tables(asked, sides)
+
+
+def _by_tables(asked: Asked, sides: Sides) -> Answer | None:
+    """A table that one side at least computes, in the place of the other side's."""
+    for level in sides.levels if sides.whole.candidate is not None else ():
+        trial = Trial(level.reference, level.question, LEVEL_WORK, guesses=False)
+        tables = (trial.tried(change) for change in computed_tables(level.lined))
+        first = next((tried for tried in tables if tried is not None), None)
+        if first is not None:
+            return replace(told_of([first], level.lined), predicted=asked.found, both=True)
+    return None
 
 
 def _read_elsewhere(asked: Asked) -> Answer | None:
@@ -157,7 +168,7 @@ def _by_both(asked: Asked, sides: Sides) -> Answer | None:
 
 def _at_level(asked: Asked, level: Level) -> Answer | None:
     """Another table, calls in a row that one side alone makes, or the fewest calls made as the candidate makes them."""
-    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK)
+    lined, trial = level.lined, Trial(level.reference, level.question, LEVEL_WORK, guesses=False)
     for changes in (exchanged_tables(lined), ends_earlier(lined)):
         found = [tried for change in changes if (tried := trial.tried(change)) is not None]
         if found:
@@ -165,8 +176,12 @@ def _at_level(asked: Asked, level: Level) -> Answer | None:
     further = goes_on(asked, lined)
     if further is not None:
         return further
-    grafted = smallest_graft(aligned(lined), Trial(level.reference, level.question, LEVEL_WORK))
-    return None if grafted is None else replace(told_of([grafted], lined), predicted=asked.found, both=True)
+    for by_ends in (False, True):
+        trial = Trial(level.reference, level.question, LEVEL_WORK, guesses=False)
+        grafted = smallest_graft(aligned(lined, by_ends=by_ends), trial)
+        if grafted is not None:
+            return replace(told_of([grafted], lined), predicted=asked.found, both=True)
+    return None
 
 
 def beyond_range(replays: Replays, site: Site) -> str | None:

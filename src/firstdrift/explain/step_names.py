@@ -87,7 +87,7 @@ def _label(change: Change, around: Around) -> str | None:
     if change.label == "residual-source":
         return CHANGED
     if before is None:
-        return _of_factor(change, around)
+        return "optimizer-bias-correction" if _leaves_correction_out(change, around) else _of_factor(change, around)
     roles = [role(around.rerun, ref) for ref in around.tensors[:1]]
     first, rest = roles[0] if roles else None, [_scaled(around.rerun, ref) for ref in around.tensors[1:]]
     if first == PARAMETER and plain_op(around) in ("mul", "div"):
@@ -97,6 +97,13 @@ def _label(change: Change, around: Around) -> str | None:
     if _is_correction(around, before, dict(change.parameters)):
         return "optimizer-bias-correction"
     return _of_moved(around, before, first)
+
+
+def _leaves_correction_out(change: Change, around: Around) -> bool:
+    """Whether moments are not divided by what corrects them."""
+    numbers = [one for one in around.call.args if isinstance(one, float)]
+    is_gone = not any(call.op == around.call.op for call in _calls(change, around))
+    return is_gone and plain_op(around) == "div" and any(_is_correction(around, one, {}) for one in numbers)
 
 
 def _of_factor(change: Change, around: Around) -> str | None:

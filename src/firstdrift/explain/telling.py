@@ -12,8 +12,9 @@ from ..judge.measure.result import Cause
 from .evidence import Evidence
 from .labels import LABELS
 from .naming import CHANGED, phase_label
-from .one_program.agreement import distance
+from .one_program.agreement import ALONE, distance
 from .one_program.around import Change
+from .one_program.refuting import STEPS
 from .one_program.trying import Answer, Tried
 from .one_program.values import line_of
 from .step_names import named
@@ -38,7 +39,8 @@ def cause_of(answer: Answer, evidence: Evidence) -> Cause:
 
 
 def _confidence(answer: Answer, evidence: Evidence) -> float:
-    """How sure a change is: less where others do as well, where few elements tell, or little stands out of noise."""
+    """How sure a change is: less where others do as well, where few elements tell, where little stands out of noise,
+    and where no other tensor bears out a number that was fitted, or a step that was looked at once."""
     if answer.rivals:
         return ONE_OF_SOME
     expected, found = evidence.expected, evidence.found
@@ -48,7 +50,10 @@ def _confidence(answer: Answer, evidence: Evidence) -> float:
     few = differing < TELLING * (1 + answer.free)
     if answer.label == CHANGED and answer.bits > LONG:
         return LIKELY
-    return LIKELY if few or (over < 1.5 and not answer.both) else SURE
+    if few or (over < 1.5 and not answer.both):
+        return LIKELY
+    fits = answer.free > 0 or (evidence.site.phase in STEPS and not answer.both)
+    return ALONE if fits and not answer.held else SURE
 
 
 def told_of(found: Sequence[Tried], lined: Lined | None = None) -> Answer:
@@ -77,6 +82,7 @@ def told_of(found: Sequence[Tried], lined: Lined | None = None) -> Answer:
         change.bits,
         change.free,
         rivals,
+        held=best.held,
     )
 
 

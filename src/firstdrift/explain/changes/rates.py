@@ -26,11 +26,12 @@ LABELS: Mapping[str, str] = {
 }  # fmt: skip
 NAMES: Mapping[str, str] = {"decay": "weight_decay", "one": "the first beta", "two": "the second beta",
                             "count": "the count of steps"}  # fmt: skip
+MOMENTS = ("one", "two")
 Settings = Mapping[str, float]
 
 
-def rates(rerun: Rerun) -> Iterator[Constant]:
-    """The settings that two or more numbers of a step follow from."""
+def rates(rerun: Rerun, fewest: int = 2) -> Iterator[Constant]:
+    """The settings that so many numbers of a step follow from."""
     calls = [Around(rerun, number) for number in rerun.calls]
     known = [constant for around in calls if around.call.part == "optimizer" for constant in constants(around)]
     groups = [group for optimizer in rerun.step.optimizers for group in optimizer.get("groups", ())]
@@ -40,11 +41,21 @@ def rates(rerun: Rerun) -> Iterator[Constant]:
             ways = [(constant, some) for constant in known if (some := _found(constant, name, settings))]
             for taken in islice(product(*(some for _, some in ways)), MOST_WAYS):  # a number may come of two by chance
                 follow = [(one, way) for (one, _), way in zip(ways, taken, strict=True)]
-                if len({one.around.number for one, _ in follow}) > 1:
+                if len({one.around.number for one, _ in follow}) >= fewest:
                     edit, label = partial(_edit, follow, name, settings), partial(LABELS.__getitem__, name)
                     phrase = f"{NAMES.get(name, name)} is {{}}"
                     yield Constant(follow[0][0].around, name, settings[name], name == "count", label, edit, phrase,
                                    tuple(one[name] for one in every if name in one))  # fmt: skip
+
+
+def set_there(name: str, value: float, before: float, rerun: Rerun) -> Edit | None:
+    """The change of a setting in the program of another tensor or step; None where no number follows from it there. A
+    count of steps is as far off there."""
+    known = (one for one in rates(rerun, fewest=1) if one.name == name)
+    same = next((one for one in known if name == "count" or one.value == before), None)
+    if same is None:
+        return None
+    return same.edit(same.value + value - before if name == "count" else value)
 
 
 def _settings(group: Mapping[str, Any], count: int) -> dict[str, float]:
@@ -60,7 +71,7 @@ def _ways(now: Settings) -> Iterator[tuple[str, float]]:
     yield "lr", lr
     yield "lr decay", lr * decay
     yield "lr decay", 1 - lr * decay
-    moments = [(name, max(now.get(name, 0.0), 0.0)) for name in ("one", "two")]
+    moments = [(name, max(now.get(name, 0.0), 0.0)) for name in MOMENTS]
     for name, rate in moments:
         left = 1 - rate ** max(count, 0)
         yield f"{name} count", left
@@ -86,8 +97,10 @@ def _found(constant: Constant, name: str, settings: Settings) -> list[tuple[int,
 
 
 def _edit(follow: Sequence[tuple[Constant, tuple[int, float]]], name: str, settings: Settings, value: float) -> Edit:
-    made = [one for _, one in _ways({**settings, name: value})]
     edit: dict[int, Any] = {}
+    if (name in MOMENTS and not 0 <= value <= 1) or (name == "count" and value < 0):
+        return edit  # no such setting can be
+    made = [one for _, one in _ways({**settings, name: value})]
     for constant, (at, sign) in follow:
         if isfinite(made[at]):
             edit |= constant.edit(sign * made[at])

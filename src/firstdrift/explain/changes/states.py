@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -13,11 +14,11 @@ from ...core.traces import Array
 from ...program.calls import Call, Earlier, Leaf, Ref, reads
 from ...program.edits import ROUNDED, Edit, local, made_by
 from ...program.reruns import Rerun
-from ..naming import table_label
+from ..naming import CHANGED, table_label
 from ..one_program.around import MOVES, Around, Change, base, read_everywhere, replaced
 from ..one_program.values import name_of, told
 from ..two_programs.lined import Lined
-from .constants import Constant, constants, plainly
+from .constants import Constant, constants, plain, plainly
 
 LEFT = frozenset({"optim", "weight_after"})  # what a step leaves
 NEW = frozenset({"zeros_like", "zeros", "new_zeros"})
@@ -88,6 +89,7 @@ def _exchanged(one: Constant, other: Constant) -> Change:
 
 BITS = 4.0  # to say which table, of the few that a program holds
 FEWEST = 2  # numbers of a table
+MOST_TABLES = 64  # of either side, that are put in each other's place
 SHOWN = 4
 STRAIGHT = 1e-5  # relative: what logarithms of powers may be off a straight line in float32
 
@@ -99,6 +101,53 @@ def exchanged_tables(lined: Lined) -> Iterator[Change]:
             reference, candidate = lined.reference.array(ref), lined.candidate.array(other)
             if other not in lined.twins and ref not in lined.equal and reference.shape == candidate.shape:
                 yield _other_table(lined.reference, ref, reference, candidate)
+
+
+def computed_tables(lined: Lined) -> Iterator[Change]:
+    """Tables of the same size where one side at least computes it, of nothing that a model is given; the first ones
+    first."""
+    known = [ref for ref in _constant(lined.reference) if ref not in lined.equal]
+    others = [ref for ref in _constant(lined.candidate) if ref not in lined.twins]
+    for ref in known[:MOST_TABLES]:
+        reference = lined.reference.array(ref)
+        for other in others[:MOST_TABLES]:
+            candidate = lined.candidate.array(other)
+            if _sizes(candidate) != _sizes(reference):
+                continue
+            change = _other_table(lined.reference, ref, reference, candidate.reshape(reference.shape))
+            bases, made = (_base(reference), _base(candidate)), other.node in lined.candidate.calls
+            exponents = change.label == "rope-theta" and any(
+                constant.value == plain(bases[0] or 0)
+                for number in lined.candidate.calls
+                for constant in constants(Around(lined.candidate, number))
+            )
+            if exponents:  # the candidate has the reference's base
+                label = table_label(Around(lined.reference, lined.reference.readers[ref][0]))
+                times = plain(float(np.log(bases[0] or 1) / np.log(bases[1] or 1)))
+                said = f"{plainly(bases[0] or 0)} is raised to exponents that are divided by {times:g} times as much: "
+                said += f"{_some(candidate)} instead of {_some(reference)}"
+                change = replace(change, label=label, said=said, parameters={"divisor": times})
+            label = CHANGED if change.label == "wrong-weight" else change.label  # it is computed
+            yield replace(change, label=label, candidate=other.node if made else None)
+
+
+def _sizes(array: Array) -> tuple[int, ...]:
+    return tuple(size for size in array.shape if size != 1)
+
+
+def _constant(rerun: Rerun) -> list[Ref]:
+    """The tables of a program, and what it computes of them and of nothing else, in order."""
+    given = [ref for ref, site in rerun.given.items() if site.phase == "weight"]
+    rows = [ref for ref in (*given, *rerun.leaves) if len(_sizes(rerun.array(ref))) <= 1]  # no matrix
+    steady = set(rows)
+    found = {ref: None for ref in rows if rerun.kind(ref) == "f" and rerun.readers[ref]}
+    for number, call in rerun.calls.items():
+        if call.drawn is None and all(ref in steady for ref in reads(call)):
+            some = [Ref(number, at) for at in range(len(call.results)) if Ref(number, at) not in rerun.given]
+            steady |= set(some)
+            tables = (ref for ref in some if rerun.kind(ref) == "f" and rerun.readers[ref])
+            found |= dict.fromkeys(ref for ref in tables if rerun.array(ref).size >= FEWEST)
+    return list(found)
 
 
 def _tables(rerun: Rerun) -> list[Ref]:
@@ -157,6 +206,13 @@ def formats(rerun: Rerun) -> Iterator[Change]:
             label = "rope-precision" if tables else "dtype-rounding"
             said = f"{some[0].written} is computed in {NAMES[dtype]}"
             yield Change(dtype, label, said, edit, 6.0, parameters={"dtype": NAMES[dtype]})  # type: ignore[arg-type]
+
+
+def dtypes(rerun: Rerun) -> frozenset[str]:
+    """The dtypes of the values of a step."""
+    step = rerun.step
+    refs = (Ref(number, at) for number, call in step.calls() for at in range(len(call.results)))
+    return frozenset(found.dtype for ref in refs if (found := step.type_of(ref)) is not None)
 
 
 def rounded(around: Around, dtype: str) -> Edit:

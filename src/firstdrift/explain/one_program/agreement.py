@@ -19,6 +19,7 @@ ENDLESS = 1e30  # no scale: the lowest numbers of a dtype fill what is masked
 CHUNK = 1 << 18  # elements looked at at a time
 SCREENED = 1024  # elements that are compared before all of them are
 CHANCE = 0.05  # how likely a set of tries may be to hit one number by accident and still count as evidence
+ALONE = 0.85  # how sure a cause is at most that other tensors or steps might bear out and none does
 
 
 def floats(array: Array) -> Floats:

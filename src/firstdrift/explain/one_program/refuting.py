@@ -8,7 +8,7 @@ is a coincidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,10 @@ from ...core.traces import Array
 from ...program.calls import Call, NotReplayableError, Ref, reads
 from ...program.edits import Edit, Fragment
 from ...program.reruns import Rerun
+from ..changes.rates import LABELS as RATES
+from ..changes.rates import set_there
 from ..one_program.trying import Asked
+from .around import Change
 from .trying import Question, Trial, Tried, apart
 from .values import PART
 
@@ -42,13 +45,14 @@ class Elsewhere:
     mine: Callable[[Site], Rerun | None]
     other: Callable[[Site], Array | None]
 
-    def refutes(self, tried: Tried) -> bool:
-        """Whether a tensor that the same lines make, and that drifts, is another one with the same change."""
+    def held(self, tried: Tried) -> int | None:
+        """How many other tensors that drift the same change of the same lines makes; None where one is another one."""
         parts = (call.part for number in tried.change.edit if (call := tried.rerun.calls.get(number)) is not None)
         is_step = self.asked.site.phase in STEPS and all(part == PART for part in parts)
         if not (tried.change.free or is_step) or self.asked.piece is not None:
-            return False
-        return any(self._contradicts(tried, rerun, question) for rerun, question in self._trials)
+            return 0
+        found = [self._bears_out(tried, rerun, question) for rerun, question in self._trials]
+        return None if False in found else found.count(True)
 
     @cached_property
     def _trials(self) -> list[tuple[Rerun, Question]]:
@@ -69,18 +73,31 @@ class Elsewhere:
             return lambda array: array
         return lambda array: np.subtract(array, before)
 
-    def _contradicts(self, tried: Tried, rerun: Rerun, question: Question) -> bool:
+    def _bears_out(self, tried: Tried, rerun: Rerun, question: Question) -> bool | None:
+        """Whether a change makes another tensor; None where that tells nothing."""
         with suppress(NotReplayableError, ValueError, IndexError, KeyError):
             like = rerun if tried.rerun.is_opened == rerun.is_opened else rerun.opened()
-            edit = None if like is None else _moved(tried.change.edit, tried.rerun, like)
+            edit = (
+                None
+                if like is None
+                else (_set_there(tried.change, like) or _moved(tried.change.edit, tried.rerun, like))
+            )
             if like is None or edit is None:
-                return False
+                return None
             trial = Trial(like, question, WORK)
             if trial.unchanged <= trial.enough:
-                return False
+                return None
             made = trial.run(edit)
-            return made is None or apart(made, trial.found) > trial.enough
-        return False
+            return made is not None and apart(made, trial.found) <= trial.enough
+        return None
+
+
+def _set_there(change: Change, rerun: Rerun) -> Edit | None:
+    """The same change of a setting that several numbers of a step follow from; None of any other change."""
+    name, known = change.kind.removeprefix("number "), change.parameters or {}
+    if name not in RATES or name not in known:
+        return None
+    return set_there(name, float(known[name]), float(known[f"reference_{name}"]), rerun)
 
 
 def _alike(asked: Asked) -> Iterator[Site]:
@@ -97,18 +114,20 @@ def _alike(asked: Asked) -> Iterator[Site]:
 
 
 def _moved(edit: Edit, reference: Rerun, other: Rerun) -> Edit | None:
-    """The same change of the calls that the same lines make; None where there are none with the same numbers, or where
-    it holds numbers of this tensor alone."""
+    """The same change of the calls that the same lines make, with the numbers that they have there; None where there
+    are none, or where it holds numbers of this tensor alone."""
     places = _places(reference, other)
     moved = [(number, places[Ref(number)].node) for number in edit if Ref(number) in places]
-    if any(
-        _numbers(reference.calls[one]) != _numbers(other.calls[two]) for one, two in moved if one in reference.calls
-    ):
+    both = [(reference.calls[one], other.calls[two]) for one, two in moved if one in reference.calls]
+    there = _numbers_there(edit, both)
+    if there is None:
         return None
 
     def ref(item: Any) -> Any:
         if isinstance(item, np.ndarray):
             raise KeyError(item.shape)
+        if _is_number(item):
+            return there.get(item, item)
         if isinstance(item, Ref):
             return item if item.node < 0 else places[item]
         if isinstance(item, Mapping):
@@ -142,7 +161,27 @@ def _places(reference: Rerun, other: Rerun) -> dict[Ref, Ref]:
     return found
 
 
-def _numbers(call: Call) -> list[object]:
+def _numbers_there(edit: Edit, both: Sequence[tuple[Call, Call]]) -> dict[float, float] | None:
+    """What the numbers of some calls are in their counterparts, as a correction is another one at every step; None
+    where they do not correspond, or where the change puts a number in the place of one that is another one there."""
+    known, there = set[float](), dict[float, float]()
+    for one, other in both:
+        mine, its = _numbers(one), _numbers(other)
+        if len(mine) != len(its):
+            return None
+        known |= set(mine)
+        if any(there.setdefault(a, b) != b for a, b in zip(mine, its, strict=True)):
+            return None
+    written = {number for fragment in edit.values() for call in fragment.calls for number in _numbers(call)}
+    is_replaced = any(a != b and a not in written for a, b in there.items()) and not written <= known
+    return None if is_replaced else there
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool)
+
+
+def _numbers(call: Call) -> list[float]:
     return [one for one in (*call.args, *call.kwargs.values()) if isinstance(one, int | float)]
 
 

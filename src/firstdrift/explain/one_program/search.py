@@ -16,7 +16,7 @@ from ...program.reruns import Rerun
 from ..changes import larger, masks, moves, several, states, terms
 from ..changes.constants import Constant, constants, extras, settings, usual, without
 from ..changes.rates import rates
-from ..changes.states import formats
+from ..changes.states import SHORT, dtypes, formats
 from ..labels import LABELS
 from ..naming import CHANGED
 from .around import Around, Change
@@ -185,9 +185,10 @@ def _extra(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
 
 
 def _formats(trial: Trial, arounds: Sequence[Around]) -> Iterator[Tried]:
-    """Calls in a shorter format."""
+    """Calls in a shorter format; of few numbers, which some call meets by chance, in one that a program has."""
     chosen = {around.number for around in arounds}
-    for change in formats(trial.rerun):
+    known = trial.telling >= TELLING or not (dtypes(trial.rerun) | trial.only.dtypes).isdisjoint(SHORT)
+    for change in formats(trial.rerun) if known else ():
         if chosen & set(change.edit):
             yield from _tried(trial, change)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...program.calls import Ref
 from ...program.edits import Edit
 from ...program.reruns import Piece, Rerun
 from ..masked_fills import without_fills
-from .agreement import EXACT, LEAST_NOISE, size_of
+from .agreement import CHANCE, EXACT, LEAST_NOISE, size_of
 from .around import Change
 
 Floats = NDArray[np.float64]
@@ -38,10 +38,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class OneSided:
-    """What only one of two programs has: `numbers` that the other one is given, tensors that it alone reads."""
+    """What only one of two programs has: `numbers` that the other one is given and `dtypes` that it computes in,
+    tensors that it alone reads."""
 
     numbers: tuple[float, ...] = ()
     tensors: tuple[Ref, ...] = ()
+    dtypes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Tried:
     left: float
     predicted: Array
     rerun: Rerun  # the program that it is a change of
+    held: int = 0  # other tensors that it makes as well
 
 
 class Trial:
@@ -59,9 +62,11 @@ class Trial:
 
     def __init__(
         self, rerun: Rerun, question: Question, work: float, only: OneSided | None = None,
-        refuted: Callable[[Tried], bool] = lambda _: False,
+        held: Callable[[Tried], int | None] = lambda _: 0, *, guesses: bool = True,
     ) -> None:  # fmt: skip
-        self.rerun, self.question, self.only, self.refuted = rerun, question, only or OneSided(), refuted
+        """`held` says how many other tensors a change makes, None where one refutes it; `guesses`, whether changes are
+        tried that no program shows, of which one may fit by chance."""
+        self.rerun, self.question, self.only, self.held = rerun, question, only or OneSided(), held
         self.found = np.asarray(question.found, np.float64)
         expected = np.asarray(question.expected, np.float64)
         self.scale = max(size_of(self.found), size_of(expected))
@@ -69,6 +74,7 @@ class Trial:
         self.enough = EXACT * max(question.noise, LEAST_NOISE) * self.scale
         self.target: Ref = rerun.target
         self.until = rerun.spent + work
+        self.guesses, self.tries = guesses, 0
 
     @cached_property
     def telling(self) -> int:
@@ -87,6 +93,7 @@ class Trial:
         made = self.rerun.run(edit, self.target)
         if made is None:
             return None
+        self.tries += 1
         try:
             made = self.question.brought(made)
         except (ValueError, IndexError):
@@ -108,7 +115,13 @@ class Trial:
             return None
         predicted, _ = without_fills(made, self.found)
         found = Tried(change.named, left / self.scale if self.scale else left, predicted, self.rerun)
-        return None if self.refuted(found) else found
+        held = None if self._by_chance else self.held(found)
+        return None if held is None else replace(found, held=held)
+
+    @property
+    def _by_chance(self) -> bool:
+        """Whether one of so many changes would meet a single number within the noise, wherever they lead."""
+        return self.guesses and self.telling == 1 and 2 * self.tries * self.enough > CHANCE * self.unchanged
 
 
 def difference(made: Floats, found: Floats) -> Floats:
@@ -138,6 +151,7 @@ class Answer:
     free: int
     rivals: tuple[str, ...] = ()
     both: bool = False  # both sides' programs were lined up
+    held: int = 0  # other tensors that the same change makes
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,9 @@ def _arguments(rerun: Rerun, call: Any) -> Iterator[str]:
     for argument in call.args:
         if isinstance(argument, Ref):
             yield told(rerun, argument) if argument in rerun.refs else "a tensor"
-        elif isinstance(argument, int | float | str | bool) or argument is None:
+        elif isinstance(argument, float):
+            yield f"{argument:.6g}"
+        elif isinstance(argument, int | str | bool) or argument is None:
             yield str(argument)
         elif isinstance(argument, tuple | list) and all(isinstance(item, int) for item in argument):
             yield str(list(argument))

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.sites import Site
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import agree, distance, factor, floats, limit, rounded, snapped, telling
+from ..one_program.agreement import ALONE, agree, distance, factor, floats, limit, rounded, snapped, telling
 from .hypotheses import Finding, Hypothesis
 
 CANCELLED = 1e-3  # of the largest: gradients below that may be the rounding errors of a sum that is zero
@@ -43,7 +43,9 @@ def one_factor(evidence: Evidence) -> Iterator[Finding]:
     elif _from_here(evidence, times):
         sentence = f"this gradient and all that come of it are {value:.6g} times what they should be"
         sentence += _reason(evidence, times)
-        yield Finding("gradient-scale", sentence, predicted, 1, {"factor": value})
+        yield Finding(
+            "gradient-scale", sentence, predicted, 1, {"factor": value, "from": evidence.site.name}, most=ALONE
+        )
 
 
 def not_zeroed(evidence: Evidence) -> Iterator[Finding]:
@@ -57,6 +59,39 @@ def not_zeroed(evidence: Evidence) -> Iterator[Finding]:
         if left is not None and left.shape == evidence.found.shape:
             predicted = floats(evidence.expected) + floats(left)
             yield Finding("gradient-formula", sentence, predicted, 0, {"step": site.step - 1})
+
+
+def shared_parameter(evidence: Evidence) -> Iterator[Finding]:
+    """One parameter under two names on one side, two parameters that begin equal on the other: the gradients of the
+    two add up to that of the one."""
+    site = evidence.site
+    if site.phase not in ("grad", "grad_scaled") or evidence.expected.ndim < 2:
+        return
+    around, own = evidence.around, _weights(evidence, site)
+    for other in (one for one in _now(evidence, site.phase) if one != site):
+        reference, candidate, there = around.reference(other), around.candidate(other), _weights(evidence, other)
+        if reference is None or candidate is None or own is None or there is None:
+            continue
+        if not all(np.array_equal(one, its) for one, its in zip(own, there, strict=True)):
+            continue
+        name, a, b = f"{other.name}.{other.port}", floats(evidence.expected), floats(evidence.found)
+        reference, candidate = floats(reference), floats(candidate)
+        if agree(evidence, a, reference) and not agree(evidence, b, candidate):
+            said = f"the reference shares this parameter with {name}; the candidate has two that begin equal, and each "
+            said += "gets its own gradient"
+            if np.any(candidate) and agree(evidence, a - candidate, b):
+                yield Finding("untied-head", said, a - candidate, 0, {"tied_to": name})
+        elif np.array_equal(b, candidate) and not agree(evidence, a, reference):
+            said = f"the candidate shares this parameter with {name}, and its gradient is that of both"
+            if np.any(reference) and agree(evidence, a + reference, b):
+                yield Finding("tied-gradient", said, a + reference, 0, {"tied_to": name})
+
+
+def _weights(evidence: Evidence, site: Site) -> tuple[Array, Array] | None:
+    """Both sides' numbers of a parameter before the step."""
+    weight = site._replace(phase="weight")
+    reference, candidate = evidence.around.reference(weight), evidence.around.candidate(weight)
+    return None if reference is None or candidate is None else (reference, candidate)
 
 
 def _everywhere(evidence: Evidence, times: float) -> bool:
@@ -280,4 +315,6 @@ def _straight(raw: Array, seen: Array) -> bool:
     return bool(np.isfinite(times)) and distance(floats(raw) * times, seen) <= 1e-3
 
 
-HYPOTHESES: tuple[Hypothesis, ...] = (nothing_flows, one_factor, not_zeroed, clipped, not_reduced)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    nothing_flows, shared_parameter, one_factor, not_zeroed, clipped, not_reduced,
+)  # fmt: skip

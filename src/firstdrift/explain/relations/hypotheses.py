@@ -34,7 +34,8 @@ class Finding:
     `predicted` is the candidate's tensor if this were the cause. `free` counts the numbers that were fitted to the
     candidate (0 for a missing bias, 1 for a factor, one per channel, one per element moved): fewer is better. A
     finding about more than one tensor gives its own relative `residual` instead of a prediction. One that is true
-    by definition, but does not say how the numbers came about, is `general`: it is given where nothing else is.
+    by definition, but does not say how the numbers came about, is `general`: it is given where nothing else is. What
+    other tensors or steps may yet refute is no surer than `most`.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Finding:
     parameters: dict[str, Any] = field(default_factory=dict)
     residual: float | None = None
     general: bool = False
+    most: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ def _confidence(trial: _Trial, ranked: Sequence[Tested]) -> float:
         value *= 0.8
     if rival is not None and _preference(rival)[:2] == _preference(best)[:2]:
         value *= 0.5
-    return value
+    return min(value, best.finding.most)
 
 
 def _believable(trial: _Trial, partial: Sequence[Tested]) -> bool:

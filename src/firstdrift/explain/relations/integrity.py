@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...core.sites import BACKWARD_PHASES, Site
 from ...core.traces import Array
 from ..evidence import Evidence
-from ..one_program.agreement import Floats, floats, limit
+from ..one_program.agreement import ALONE, Floats, floats, limit
 from .hypotheses import FEW, Finding, Hypothesis
 
 LARGEST = {"f16": 65504.0, "f8e5m2": 57344.0, "f8e4m3": 448.0}
@@ -187,7 +187,46 @@ def not_updated(evidence: Evidence) -> Iterator[Finding]:
     still = sum(_is_still(evidence, one, both[1]) for one, both in known if np.any(both[0]))
     kind, more = _kind(evidence, site), f", nor {still} of {len(known)} others" if still else ""
     by = "the candidate" if kind == "buffer" else "the candidate's optimizer"
-    yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found)
+    later = next((step for step in _later_steps(evidence) if _is_moved(evidence, site._replace(step=step))), None)
+    if later is None:
+        most = 1.0 if kind == "buffer" or still or _later_steps(evidence) else ALONE
+        yield Finding("skipped-op", f"{by} did not update this {kind}{more}", evidence.found, most=most)
+    elif site.phase == "weight_after" and _moves_states(evidence):
+        said = f"the learning rate is 0 at step {site.step}: {by} moves the states of this {kind} and not the {kind}, "
+        said += f"which it moves at step {later}"
+        yield Finding("optimizer-lr", said, evidence.found, 0, {"lr": 0.0, "steps": [site.step], "moves_at": later})
+    else:
+        yield Finding("skipped-op", f"{by} did not update this {kind} at step {site.step}, and does at step {later}",
+                      evidence.found)  # fmt: skip
+
+
+def _later_steps(evidence: Evidence) -> list[int]:
+    """The steps behind this one at which the same tensor is recorded."""
+    site = evidence.site
+    same = (one for one in evidence.around.sites(site.phase) if one._replace(step=site.step) == site)
+    return sorted(one.step for one in same if one.step > site.step)
+
+
+def _is_moved(evidence: Evidence, site: Site) -> bool:
+    """Whether the candidate's step gave a tensor other numbers."""
+    source = site._replace(phase="weight") if site.phase == "weight_after" else site._replace(step=site.step - 1)
+    before, after = evidence.around.candidate(source), evidence.around.candidate(site)
+    return before is not None and after is not None and not np.array_equal(before, after)
+
+
+def _moves_states(evidence: Evidence) -> bool:
+    """Whether the candidate's optimizer moved a state of a parameter that it left as it was."""
+    site = evidence.site
+    own = [
+        one for one in evidence.around.sites("optim")
+        if (one.step, one.name, one.port.split(".")[0]) == (site.step, site.name, site.port)
+    ]  # fmt: skip
+    found = [(one, evidence.around.candidate(one)) for one in own]
+    return any(
+        array is not None and not _is_still(evidence, one, array)
+        for one, array in found
+        if array is not None and array.size > 1
+    )
 
 
 def _state(site: Site) -> str:

@@ -171,14 +171,16 @@ class _Writing:
         return local(self._written[ref.node], ref.at)
 
 
-def aligned(lined: Lined) -> Aligned:
-    """Find the counterparts of what both sides do not compute alike."""
+def aligned(lined: Lined, *, by_ends: bool = False) -> Aligned:
+    """Find the counterparts of what both sides do not compute alike; `by_ends` makes the last calls counterparts, of
+    which one may be like another call of the other side."""
     reference, candidate = _apart(lined.reference, lined.equal), _apart(lined.candidate, frozenset(lined.twins))
     found = _in_one_order(lined, reference, candidate)
     mine, other = lined.reference.target.node, lined.candidate.target.node
     ends = mine in lined.reference.calls and other in lined.candidate.calls
-    if ends and (other not in found or base(lined.reference.calls[mine]) == base(lined.candidate.calls[other])):
-        found = {one: own for one, own in found.items() if own != mine} | {other: mine}
+    known = other in found and base(lined.reference.calls[mine]) != base(lined.candidate.calls[other])
+    if ends and (by_ends or not known):
+        found = {one: own for one, own in found.items() if own != mine and one != other} | {other: mine}
     return Aligned(lined, found)
 
 

@@ -22,6 +22,7 @@ MOST_DEEP = 4  # calls within each other that are told
 FEW_DEEP = 2  # where it is one term of many
 LEAST = 1e-7  # relative: what both sides may round their other paths by
 MOST_TERMS = 16  # of a sum of paths
+PATH = "path"  # the parameter of an answer that names a path which one gradient alone has
 MOST_MORE = 16  # calls that only the candidate makes, and still are one change
 
 
@@ -151,7 +152,7 @@ def by_path(asked: Asked, rerun: Rerun | None) -> Answer | None:
     if path is None:
         return None
     said = f"the candidate's gradient {has}, {_through(side, path)}{_detached(reference, candidate.step, site, own)}"
-    return Answer(label, said, {}, asked.found, 0.0, 6.0, 0, both=True)
+    return Answer(label, said, {PATH: has}, asked.found, 0.0, 6.0, 0, both=True)
 
 
 def _besides(rerun: Rerun, rest: Array, noise: float) -> Ref | None:

@@ -19,7 +19,8 @@ from ...core.traces import Array
 from ...program.calls import Call, Ref
 from ...program.reruns import Rerun
 from ..changes.constants import constants
-from ..one_program.around import Around
+from ..changes.states import dtypes
+from ..one_program.around import Around, base
 from ..one_program.refuting import Elsewhere
 from ..one_program.search import arounds_of, changes_that_fit
 from ..one_program.trying import Answer, Asked, OneSided, Question, Trial, Tried, apart
@@ -33,6 +34,13 @@ MOST_NUMBERS = 64  # that only one side is given, their negatives and reciprocal
 UNSEEN = 8.0  # bits: that a call is another one which both programs show as the same
 CALLS = (  # kinds of changes of what a call does
     "number ", "without ", "skipped", "order", "first", "second", "everywhere", "nowhere",
+)  # fmt: skip
+FAMILIES = (  # operations that may stand for each other
+    frozenset({"add", "sub", "rsub", "addmm", "addcmul", "addcdiv", "lerp", "baddbmm"}),
+    frozenset({"mul", "div", "reciprocal", "floor_divide", "addcmul", "addcdiv", "lerp", "_softmax"}),
+    frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "maximum", "minimum", "max", "min"}),
+    frozenset({"lt", "le", "gt", "ge", "eq", "ne", "tril", "triu"}),
+    frozenset({"pow", "exp", "exp2", "sqrt", "rsqrt", "square"}),
 )  # fmt: skip
 ELSEWHERE = 1.0  # bits: that it is the candidate's program
 
@@ -119,7 +127,7 @@ def _one_sided(rerun: Rerun, other: Rerun, both: frozenset[Ref]) -> OneSided:
     as_written = (some for value in strange for some in (value, -value, *((1 / value, -1 / value) if value else ())))
     numbers = list(dict.fromkeys(as_written))
     tensors = [ref for ref in rerun.given if ref not in both and rerun.readers[ref]]
-    return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors))
+    return OneSided(tuple(numbers[:MOST_NUMBERS]), tuple(tensors), dtypes(other))
 
 
 def _numbers(rerun: Rerun) -> dict[float, None]:
@@ -131,7 +139,7 @@ def of_reference(sides: Sides) -> Answer | None:
     work = WORK
     for level in sides.levels:
         start = level.reference.spent
-        trial = Trial(level.reference, level.question, work, level.reference_alone, level.elsewhere.refutes)
+        trial = Trial(level.reference, level.question, work, level.reference_alone, level.elsewhere.held)
         found = changes_that_fit(trial, arounds_of(level.reference))
         if found:
             return told_of([_weighed(tried, level.candidate) for tried in found])
@@ -148,7 +156,7 @@ def of_candidate(sides: Sides) -> Answer | None:
         asked, made = level.question, level.candidate.array(level.candidate.target)
         question = Question(asked.expected, level.brought(made), asked.noise, level.brought)
         start = level.candidate.spent
-        trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.refutes)
+        trial = Trial(level.candidate, question, work, level.candidate_alone, level.elsewhere_there.held)
         found = changes_that_fit(trial, arounds_of(level.candidate))
         if found:
             told = told_of([_weighed(_undone(tried), level.reference) for tried in found])
@@ -179,10 +187,19 @@ def _weighed(tried: Tried, other: Rerun | None) -> Tried:
     """A change, with what it takes more to say where the other side's step makes just as many such calls: then the two
     programs do not differ there, unless in what is read."""
     change = tried.change
+    if other is not None and change.kind.startswith("number ") and not _may_be_made(tried, other):
+        return replace(tried, change=replace(change, bits=change.bits + UNSEEN))
     is_call = change.kind.startswith(CALLS) or any(name.startswith("reference_") for name in change.parameters or {})
     if other is None or not is_call or not all(_is_alike(tried.rerun, number, other) for number in change.edit):
         return tried
     return replace(tried, change=replace(change, bits=change.bits + UNSEEN))
+
+
+def _may_be_made(tried: Tried, other: Rerun) -> bool:
+    """Whether the other side makes calls there that are of the kind given another number, or may stand for it."""
+    ops = {base(call) for call in other.calls.values()}
+    changed = {base(tried.rerun.calls[number]) for number in tried.change.edit if number in tried.rerun.calls}
+    return all(any(op in alike and alike & ops for alike in FAMILIES) or op in ops for op in changed)
 
 
 def _is_alike(rerun: Rerun, number: int, other: Rerun) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...core.traces import Array
 from ...program.calls import Ref, reads
 from ...program.edits import Edit, local
 from ...program.reruns import Rerun
@@ -26,6 +27,7 @@ from ..naming import (
 from ..one_program.around import MOVES, Around, Change, base
 from ..one_program.values import call_told, origin, told
 from .aligned import Aligned, Graft, edit_of, is_idle, lost
+from .lined import SAME
 
 CALLS = "calls"  # what the kind of a change of calls begins with that only one side makes
 MOST_TOLD = 4  # calls that a sentence names, of either side
@@ -120,11 +122,36 @@ def _is_another(aligned: Aligned, graft: Graft) -> bool:
 def _call_apart(aligned: Aligned, graft: Graft) -> Change:
     """One call that both make, given another number or another tensor."""
     around, candidate = Around(aligned.reference, graft.reference), Around(aligned.candidate, graft.candidate)
-    change = next(settings_apart(around, candidate), None) if around.op == candidate.op else None
+    change = _settings_needed(aligned, graft) if around.op == candidate.op else None
     if change is None:
         label, said = _read_otherwise(aligned, graft)
         change = Change(f"read by {around.written}", label, said, {}, A_TENSOR + len(graft.written), parameters={})
     return replace(change, edit=edit_of([graft]), free=0, undone="", at=graft.reference, candidate=graft.candidate)
+
+
+def _settings_needed(aligned: Aligned, graft: Graft) -> Change | None:
+    """The settings of a call that are others and matter: one that does alone, else all that do something, first those
+    that are no padding, which only keeps the size. None where none differs."""
+    rerun, target = aligned.reference, aligned.reference.target
+    around, candidate = Around(rerun, graft.reference), Around(aligned.candidate, graft.candidate)
+    found = list(settings_apart(around, candidate))
+    if len(found) < 2:
+        return next(iter(found), None)
+    whole, alone = rerun.run(edit_of([graft]), target), [rerun.run(change.edit, target) for change in found]
+    enough = next((change for change, made in zip(found, alone, strict=True) if _same(made, whole)), None)
+    if enough is not None:
+        return enough
+    some = [change for change, made in zip(found, alone, strict=True) if not _same(made, rerun.array(target))] or found
+    some.sort(key=lambda change: change.label == "padding")
+    parameters = {key: value for change in some for key, value in (change.parameters or {}).items()}
+    said = " and ".join(change.said for change in some)
+    return replace(some[0], said=said, parameters=parameters, bits=some[0].bits + len(some) - 1)
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return bool(np.allclose(one, other, rtol=SAME, atol=SAME * float(np.abs(other).max(initial=0.0)), equal_nan=True))
 
 
 def _read_otherwise(aligned: Aligned, graft: Graft) -> tuple[str, str]:
@@ -187,7 +214,16 @@ class _Apart:
             self.made = _stem(candidate, made, there) or _outermost(candidate, made)
             self.lost = _stem(reference, lost, common) or _outermost(reference, lost)
             if not self.is_reordered:
-                self.made = _one_term(candidate, self.made, there)
+                self.made = self._read_there(_one_term(candidate, self.made, there))
+
+    def _read_there(self, made: list[int]) -> list[int]:
+        """A call of which other numbers are handed on than those that are read: the call that these come from."""
+        candidate, twins = self.aligned.candidate, self.aligned.lined.twins
+        read = [ref for graft in self.grafts for ref in reads(candidate.calls[graft.candidate]) if ref not in twins]
+        sources = {_source(candidate, ref) for ref in read}
+        source = sources.pop() if len(sources) == 1 else None
+        moved = source is not None and source.node in candidate.calls and base(candidate.calls[source.node]) in MOVES
+        return [source.node] if source is not None and moved and len(made) == 1 else made
 
     @property
     def is_reordered(self) -> bool:
@@ -247,6 +283,7 @@ class _Apart:
         if self.is_reordered:
             return "op-order", said
         alone = len(made) == len(lost) == 1
+        said += _value_told(candidate.array(Ref(made[0])), reference.array(Ref(lost[0]))) if alone else ""
         if alone and base(candidate.calls[made[0]]) == base(reference.calls[lost[0]]):
             for change in settings_apart(Around(reference, lost[0]), Around(candidate, made[0])):
                 return change.label, change.said
@@ -264,6 +301,24 @@ class _Apart:
                 return left_out_label(around, around.tensors.index(gone[0]), gone[0], other)
         written = _as_written(reference, self.lost)
         return skipped_label(Around(reference, self.lost[0])) if len(written) == 1 else CHANGED
+
+
+def _source(rerun: Rerun, ref: Ref) -> Ref:
+    """Where numbers come from, past calls that only move them: of several joined, the one that has them."""
+    numbers = rerun.array(ref)
+    while (call := rerun.calls.get(ref.node)) is not None and base(call) in MOVES and ref not in rerun.given:
+        have = [one for one in reads(call) if np.isin(numbers, rerun.array(one)).all()]
+        if not have or have[0] in rerun.given or have[0].node not in rerun.calls:
+            break
+        ref = have[0]
+    return ref
+
+
+def _value_told(one: Array, other: Array) -> str:
+    """Two single numbers, the candidate's and the reference's; nothing of more."""
+    if one.size != 1 or other.size != 1 or one.dtype.kind != "f":
+        return ""
+    return f" ({float(one.item()):.6g} instead of {float(other.item()):.6g})"
 
 
 def _leads(rerun: Rerun, starts: set[Ref], ref: Ref) -> bool:
