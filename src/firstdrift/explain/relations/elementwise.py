@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -36,9 +36,15 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
     names = names_of(a, evidence)
     label = "attention-scale" if _is_read_by_softmax(evidence) else "scale"
     yield Finding(
-        label, f"found is {told(a, names)} times expected", a * floats(evidence.expected), 1,
+        label, _said(evidence, a, names), a * floats(evidence.expected), 1,
         {"factor": a, "equals": list(names)},
     )  # fmt: skip
+
+
+def _said(evidence: Evidence, a: float, names: Sequence[str]) -> str:
+    if evidence.site.phase == "weight":
+        return f"the weights are {a:.6g} times what they should be"
+    return f"found is {told(a, names)} times expected"
 
 
 def _is_read_by_softmax(evidence: Evidence) -> bool:
