@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -41,7 +41,7 @@ def scale(evidence: Evidence) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _said(evidence: Evidence, a: float, names: Sequence[str]) -> str:
+def _said(evidence: Evidence, a: float, names: tuple[str, ...]) -> str:
     if evidence.site.phase == "weight":
         return f"the weights are {a:.6g} times what they should be"
     return f"found is {told(a, names)} times expected"
