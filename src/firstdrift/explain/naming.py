@@ -334,7 +334,7 @@ def order_label(around: Around, first: str) -> str:
 def source_label(around: Around, old: Ref, new: Ref) -> str:
     """What it is called if a call reads another tensor."""
     if around.is_parameter(old) and around.is_parameter(new):
-        return "weight-swap"
+        return "transpose" if around.source(old) == around.source(new) else "weight-swap"
     both = old.node == new.node and old.node in around.rerun.calls and len(around.rerun.calls[old.node].results) > 1
     if both and (old in around.rerun.refs and old not in around.rerun.given):
         return parts_label(Around(around.rerun, old.node), len(around.rerun.calls[old.node].results))
