@@ -93,7 +93,7 @@ def test_rows_in_the_interleaved_order_are_named_in_each_direction(tmp_path, sta
     for found in both_ways(tmp_path, state, other):
         one = only(found, "layers.1.attn.k.weight")
         assert one.label == "rope-interleave"
-        assert "4 heads of 16" in one.sentence
+        assert "every block of 16" in one.sentence
 
 
 def test_exchanged_layers_are_named_with_each_other(tmp_path, state):

@@ -21,23 +21,19 @@ from .pairs import Pair
 
 SHARED = 2  # tensors that have to lie in one arrangement where shapes do not show it
 NAMED = frozenset({"name", "prefix", "alias", "map"})  # whose numbers are not asked for another arrangement
-LEAST_ROWS = 4  # of a matrix whose rows may be the pairs of a rotation, side by side or apart
 LIES = "lies otherwise"
 
 
 def with_layouts(pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> dict[Site, Pair]:
     """The pairs whose candidate lies otherwise, with the steps that undo it."""
     plain = {site: pair for site, pair in pairs.items() if _is_plain(pair)}
-    layouts = _Layouts(plain, reference, candidate)
-    steps = layouts.found()
+    steps = _Layouts(plain, reference, candidate).found()
     for site in [site for site in plain if site.phase == "agrad"]:
         forward = site._replace(phase="fwd")
         if forward in steps:
             steps[site] = steps[forward]
     rows = _rows(steps, pairs, reference, candidate)
-    unproven = layouts.moved - {site.name for site in rows}  # what is called alike lies otherwise if its weights do
-    kept = {site: one for site, one in steps.items() if site.name not in unproven}
-    return {site: _undone(pairs[site], one) for site, one in (kept | rows).items() if one}
+    return {site: _undone(pairs[site], one) for site, one in (steps | rows).items() if one}
 
 
 class _Layouts:
@@ -46,16 +42,6 @@ class _Layouts:
     def __init__(self, pairs: Mapping[Site, Pair], reference: Trace, candidate: Trace) -> None:
         self.pairs = {site: pair for site, pair in pairs.items() if site.phase in ("fwd", "input")}
         self.traces = reference, candidate
-        weights = (pair for site, pair in pairs.items() if site.phase == "weight" and pair.matched in NAMED)
-        self.moved = {pair.site.name for pair in weights if self._has_moved_rows(pair)}
-
-    def _has_moved_rows(self, pair: Pair) -> bool:
-        """Whether a matrix that is called alike begins with the same row, and goes on with another."""
-        shape = pair.reference.shape or ()
-        if len(shape) != 2 or shape != pair.candidate[0].shape or shape[0] < LEAST_ROWS:
-            return False
-        reference, candidate = self.arrays(pair)
-        return agrees(reference[:1], candidate[:1], (), EXACT) and not agrees(reference[1:2], candidate[1:2], (), EXACT)
 
     def arrays(self, pair: Pair) -> tuple[Array, Array]:
         return self.traces[0].array(pair.reference), self.traces[1].array(pair.candidate[0])
@@ -99,20 +85,18 @@ class _Layouts:
         found: dict[Site, Steps] = {}
         shared: dict[Steps, list[Site]] = {}
         agreeing = -1
-        asked = usual or self.moved or any(pair.matched not in NAMED for pair in self.pairs.values())
+        asked = usual or any(pair.matched not in NAMED for pair in self.pairs.values())
         for place, (site, pair) in enumerate(self.pairs.items() if asked else ()):
             if site in shown or _shapes_differ(pair):
                 continue
             axes = _fitting(pair, usual)
-            if axes is None and pair.matched in NAMED and not self.moved:
+            if axes is None and pair.matched in NAMED:
                 continue
             reference, candidate = self.arrays(pair)
             if agrees(reference, candidate, ()):
                 agreeing = place
             elif axes is not None:
                 found[site] = axes
-            elif pair.matched in NAMED and site.name not in self.moved:
-                continue
             elif (steps := arrangement(reference, candidate)) is not None:
                 shared.setdefault(steps, []).append(site)
         order = {site: place for place, site in enumerate(self.pairs)}

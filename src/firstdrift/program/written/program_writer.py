@@ -68,8 +68,8 @@ class ProgramWriter:
     def _number(self, kind: str, item: Hashable, said: list[Json]) -> int:
         known = self._numbers.setdefault(kind, {})
         if item not in known:
+            self._new.append(encode({kind: [len(known), *said]}))  # first: what cannot be written has no number
             known[item] = len(known)
-            self._new.append(encode({kind: [known[item], *said]}))
         return known[item]
 
     def write(self, step: int, lines: Sequence[str]) -> None:
