@@ -219,8 +219,8 @@ print(*growth({kind!r}, {calls}, {width}, Path({str(tmp_path)!r})))
 """
     # Alone, and with a fixed threshold: what is freed is given back at once, and nobody else's heap has gaps to fill.
     settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
-    here = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, env=settings)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, env=settings)
     assert done.returncode == 0, done.stderr
     grown, *held = map(int, done.stdout.split())
     assert held == [0, 0]
