@@ -4,13 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from firstdrift.store.formats.border import naming, without_raising
 
 import firstdrift as fd
 from firstdrift.core.atomic import replacing
 from firstdrift.core.records import parse_record
 from firstdrift.core.strict_json import decode_object, encode
-from firstdrift.errors import storage
+from firstdrift.errors import naming, storage, without_raising
 
 NAME = "hexjson"
 
