@@ -304,7 +304,6 @@ def test_units_in_another_order_are_seen_through(ids, fault, back, place):
     assert (result.cause and result.cause.label) == (None if place else "layout-equivalent")
 
 
-@BESIDE_A_BUG
 def test_a_wrong_tensor_on_its_way_into_another_layout_is_found():
     reference, candidate = folded_pair()
 

@@ -23,6 +23,7 @@ from .structure.outline import is_input
 if TYPE_CHECKING:  # reading a map is not for free, and most comparisons need none
     from .mapping import Mapping, Rule
 
+BETWEEN = "between a layer and a norm that are one on the other side; what is made of it was compared"
 FOLDED = "the same numbers, computed and compared"
 _TIED = PARAMETER_PHASES | {"optim"}
 Sites = dict[Site, Record]
@@ -194,13 +195,18 @@ class _Aligner:
         """Parameters that one side holds as one: what has their name is no counterpart, nor is what the layer gives."""
         reference, candidate = self.traces
         for fold in folds(reference, candidate, self.waiting.keys()):
-            self._release({*fold.sites, *self._outputs_of(fold.layer)})
+            between = self._of_module(fold.norm, fed=True)
+            self._release({*fold.sites, *self._of_module(fold.layer, fed=False), *between})
+            self.folded |= dict.fromkeys(between, BETWEEN)
             self.used |= {record.site for record in fold.held}
             self._pair_outputs(fold.norm, fold.layer)
             self.folded |= dict.fromkeys(fold.sites, f"folded into the candidate's {fold.name!r}: {FOLDED}")
         for fold in folds(candidate, reference, self.candidate.keys() - self.used):
             whole = {record.site for record in fold.held}
-            self._release({*whole, *self._outputs_of(fold.layer), *self._outputs_of(fold.norm)})
+            between = self._of_module(fold.norm, fed=True)
+            outputs = self._of_module(fold.layer, fed=False) | self._of_module(fold.norm, fed=False)
+            self._release(whole | outputs | between)
+            self.folded |= dict.fromkeys(between, BETWEEN)
             self.used |= set(fold.sites)
             self._pair_outputs(fold.layer, fold.norm)
             self.folded |= dict.fromkeys(whole, f"the candidate holds it as {fold.parts}: {FOLDED}")
@@ -211,8 +217,9 @@ class _Aligner:
             if other is not None and self._is_free(site._replace(name=other)):
                 self._pair(site, [site._replace(name=other)], "weights")
 
-    def _outputs_of(self, layer: str | None) -> set[Site]:
-        return {site for site in self.pairs if site.phase == "fwd" and site.name == layer and not is_input(site)}
+    def _of_module(self, name: str | None, *, fed: bool) -> set[Site]:
+        """What a module is fed, or gives, of the pairs so far."""
+        return {site for site in self.pairs if site.phase == "fwd" and site.name == name and is_input(site) is fed}
 
     def _release(self, sites: set[Site]) -> None:
         """Let pairs go: their sites wait again, and what stood for them is free."""
