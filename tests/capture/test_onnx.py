@@ -133,7 +133,7 @@ def test_an_optimized_graph_keeps_the_names_of_what_it_keeps(tmp_path):
 
 
 def test_slices_of_few_bytes_give_the_same_trace(tmp_path, monkeypatch):
-    from firstdrift.capture.onnx import running
+    from firstdrift.capture.onnx import onnx_running as running
 
     whole = fd.trace(network(), tmp_path / "whole", inputs=(X,))
     runs = []

@@ -93,20 +93,20 @@ def trace(
         raise CaptureError("params are those of a linen module or a JAX function; leave them out")
     if kind == "llamacpp":
         extra("llamacpp", "xllamacpp", "gguf")
-        from .llamacpp.recording import record as record_gguf
+        from .llamacpp.llamacpp_recording import record as record_gguf
 
         settings = {key: header.pop(key) for key in ("kv_type", "flash_attention") if key in header}
         record_gguf(model, path, inputs, **settings, **common)
         return read(Path(path))
     if kind == "onnx":
         extra("onnx", "onnx", "onnxruntime")
-        from .onnx.recording import record as record_onnx
+        from .onnx.onnx_recording import record as record_onnx
 
         record_onnx(model, path, inputs, optimize=optimize, **common)
         return read(Path(path))
     if kind == "mlx":
         extra("mlx", "mlx")
-        from .mlx.recording import FRAMEWORK
+        from .mlx.mlx_recording import FRAMEWORK
         from .module_calls import record as record_calls
 
         record_calls(FRAMEWORK, model, path, inputs, **training, **common)

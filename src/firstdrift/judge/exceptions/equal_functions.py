@@ -22,7 +22,7 @@ from ..noise import excess_of
 from ..replay.introducing import DRIFT, found_at, introduced_at
 from ..replay.random_inputs import TRIALS
 from ..replay.replays import Replays
-from .parts import Part, Trials
+from .model_parts import Part, Trials
 
 BY = "equal functions"
 HOPS = 3  # modules behind another one that may make up for it

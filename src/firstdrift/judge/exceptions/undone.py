@@ -15,7 +15,7 @@ from ...core.sites import Site
 from ...program.interpreter import NotReplayableError
 from ..case import Case
 from ..replay.replays import Replays
-from .parts import FLOAT32, OUTWEIGHED
+from .model_parts import FLOAT32, OUTWEIGHED
 
 
 def is_undone(site: Site, case: Case, otherwise: AbstractSet[Site]) -> bool:

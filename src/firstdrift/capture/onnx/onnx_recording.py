@@ -18,8 +18,8 @@ from ...errors import CaptureWarning
 from ...store.writer import Writer
 from ..recorder import Recorder
 from ..scope import Scope
-from .graph import Graph
-from .running import Engine, read_inputs
+from .onnx_graph import Graph
+from .onnx_running import Engine, read_inputs
 
 
 def record(

@@ -27,8 +27,8 @@ from ...errors import CaptureError
 from ...store.writer import Writer
 from ..recorder import Recorder
 from ..scope import Scope
-from .library import POINTER, OnTensor, Tensor, checked, context_settings, load
-from .names import module_of, parameter_of
+from .ggml_library import POINTER, OnTensor, Tensor, checked, context_settings, load
+from .ggml_names import module_of, parameter_of
 
 VIEWS = frozenset({"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "NONE"})  # show another tensor's numbers
 WRITES = frozenset({"CPY", "SET_ROWS"})  # into the cache

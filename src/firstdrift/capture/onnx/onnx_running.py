@@ -18,7 +18,7 @@ from ...core.arrays import as_array
 from ...core.dtypes import numpy_dtype
 from ...core.traces import Array
 from ...errors import CaptureError
-from .graph import Graph, is_setting
+from .onnx_graph import Graph, is_setting
 
 SLICE_BYTES = 256 << 20  # of outputs held at once
 UNKNOWN_BYTES = 8 << 20  # a tensor whose shape is not known before it is there
