@@ -153,3 +153,13 @@ def test_torch_is_imported_where_it_records_and_where_it_replays_alone():
     assert {"capture", "program"} <= {path.parts[0] for path in inside}
     others = [path for path in inside if path.parts[0] != "program" and path.parts[:2] != ("capture", "torch")]
     assert not others
+
+
+def test_no_file_name_stands_twice():
+    names = [path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_folder_has_more_than_fifteen_modules():
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert not [folder for folder in folders if len([*folder.glob("*.py")]) > 16]  # with its __init__
